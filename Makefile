@@ -1,0 +1,32 @@
+# `make demo` and `make test` need Python 3.10 or later and nothing else: they make .venv themselves.
+PYTHON ?= python3
+# options for the command, as in: make bench BENCH="-n 1024 4096 --backward"
+BENCH ?=
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: demo test lint bench clean
+
+demo: $(INSTALLED)
+	$(BIN)/sortattn demo
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+bench: $(INSTALLED)
+	$(BIN)/sortattn bench $(BENCH)
+
+# made again only when what is to be installed has changed
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis sortattn-demo
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

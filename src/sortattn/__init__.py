@@ -1,0 +1,22 @@
+"""Exact kernel attention in quasi linear time."""
+
+from ._version import __version__
+from .attention import gram, kernel_attention, kernel_sum
+from .kernels import KERNELS, Kernel, PolynomialExponential, Spline
+from .module import KernelAttention
+from .sums import weighted_abs_sum, weighted_laplace_sum, weighted_sign_sum
+
+__all__ = [
+    "KERNELS",
+    "Kernel",
+    "KernelAttention",
+    "PolynomialExponential",
+    "Spline",
+    "__version__",
+    "gram",
+    "kernel_attention",
+    "kernel_sum",
+    "weighted_abs_sum",
+    "weighted_laplace_sum",
+    "weighted_sign_sum",
+]

@@ -1,0 +1,99 @@
+"""`kernel_attention`, `kernel_sum` and `gram`: validate, choose a backend, normalise."""
+
+import torch
+from torch import Tensor
+
+from . import choose
+from .kernels import Kernel, resolve
+from .validation import Problem, make_problem
+
+
+def kernel_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kernel: str | Kernel = "add_laplace",
+    *,
+    bandwidth: float | Tensor | None = None,
+    key_mask: Tensor | None = None,
+    is_causal: bool = False,
+    enable_gqa: bool = False,
+    backend: str = "auto",
+) -> Tensor:
+    """Kernel attention, `y_m = sum_n Phi(q_m, k_n) v_n / sum_n Phi(q_m, k_n)`.
+
+    Shapes: `query (..., M, D)`, `key (..., N, D)`, `value (..., N, C)` give `(..., M, C)`; leading dimensions broadcast.
+
+    - `kernel`: a name of `sortattn.KERNELS` or a `Kernel` such as `sortattn.Spline(...)`.
+    - `bandwidth`: tau in `Phi(q / tau, k / tau)`; a number, a tensor that broadcasts to the leading dimensions (shape
+      `(H,)` is one per head) and may require a gradient, or None for the kernel's default.
+    - `key_mask (B, N)`: True where a key takes part.
+    - `is_causal`: query m sees the keys `n <= m + N - M`.
+    - `enable_gqa`: fewer key and value heads than query heads, as in SDPA.
+    - `backend`: `"auto"`, or one of `reference`, `tiled`, `sorted`, `linear`, `keops` by name.
+
+    A query that sees no key gets zeros. NaN or infinity in a head makes that head's output NaN and no other.
+
+    >>> import torch, sortattn
+    >>> query, key, value = torch.randn(3, 2, 4, 100, 16).unbind()
+    >>> sortattn.kernel_attention(query, key, value, "add_riesz").shape
+    torch.Size([2, 4, 100, 16])
+    """
+    chosen = resolve(kernel)
+    problem = make_problem(
+        query, key, value, chosen, bandwidth=bandwidth, key_mask=key_mask, is_causal=is_causal, enable_gqa=enable_gqa
+    )
+    run = choose.backend(backend, problem, chosen, normalised=True)
+    return problem.restore(_poison(problem, run.attention(problem, chosen)))
+
+
+def kernel_sum(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kernel: str | Kernel = "add_laplace",
+    *,
+    bandwidth: float | Tensor | None = None,
+    key_mask: Tensor | None = None,
+    is_causal: bool = False,
+    enable_gqa: bool = False,
+    backend: str = "auto",
+) -> Tensor:
+    """The kernel sum `z_m = sum_n Phi(q_m, k_n) v_n`, with the arguments of `kernel_attention`.
+
+    >>> import torch, sortattn
+    >>> points = torch.tensor([[0.0], [1.0]])
+    >>> sortattn.kernel_sum(points, points, torch.ones(2, 1), "add_bump", bandwidth=2.0)
+    tensor([[1.5000],
+            [1.5000]])
+    """
+    chosen = resolve(kernel)
+    problem = make_problem(
+        query, key, value, chosen, bandwidth=bandwidth, key_mask=key_mask, is_causal=is_causal, enable_gqa=enable_gqa
+    )
+    run = choose.backend(backend, problem, chosen, normalised=False)
+    return problem.restore(_poison(problem, run.kernel_sum(problem, chosen)))
+
+
+def gram(
+    query: Tensor, key: Tensor, kernel: str | Kernel = "add_laplace", *, bandwidth: float | Tensor | None = None
+) -> Tensor:
+    """The dense Gram matrix `Phi(q_m, k_n)`, shape `(..., M, N)`.
+
+    >>> import torch, sortattn
+    >>> sortattn.gram(torch.zeros(1, 3), torch.ones(2, 3), "laplace", bandwidth=3.0)
+    tensor([[0.3679, 0.3679]])
+    """
+    chosen = resolve(kernel)
+    problem = make_problem(query, key, key, chosen, bandwidth=bandwidth)
+    return problem.restore(chosen.gram(problem.query, problem.key, problem.bandwidth))
+
+
+def _poison(problem: Problem, rows: Tensor) -> Tensor:
+    """NaN for every row of a head that holds a NaN or an infinity, whatever the backend made of it."""
+    parts = [part.detach().flatten(1) for part in (problem.query, problem.key, problem.value) if part.numel()]
+    if not parts:
+        return rows
+    # a NaN makes both extremes NaN, an infinity one of them: no mask of the size of the input is made
+    extremes = torch.stack([extreme for part in parts for extreme in part.aminmax(dim=1)])
+    return torch.where(extremes.isfinite().all(0)[:, None, None], rows, torch.nan)

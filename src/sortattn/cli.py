@@ -1,0 +1,160 @@
+"""The `sortattn` command: reads the options and hands them to the module that does the work."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ._version import __version__
+from .errors import CommandError
+from .table import STYLES
+
+SIZES = (512, 1024, 2048, 4096, 8192, 16384)
+KERNELS_BY_DEFAULT = ("add_riesz", "add_laplace", "add_bump")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code: 0 if all is well, 1 if not, 2 for a wrong wish, 130 for Ctrl-C."""
+    options = _parser().parse_args(arguments)
+    try:
+        code = options.work(options)
+        # here and not when Python ends, so that a closed pipe is noticed below
+        sys.stdout.flush()
+        return code
+    except CommandError as error:
+        print(f"sortattn {options.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nInterrupted.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # the reader of a pipe has gone; Python would complain once more when it closes standard output
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+# the work is imported with the command that asks for it
+
+
+def _kernels(options: argparse.Namespace) -> int:
+    from .overview import kernel_table
+
+    print(kernel_table(options.format))
+    return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from .demo import demo
+
+    return demo(options.out, options.sizes)
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from .bench.command import bench
+
+    # a default given to argparse would be added to, not replaced
+    options.kernel = options.kernel or list(KERNELS_BY_DEFAULT)
+    options.backend = options.backend or ["auto"]
+    options.dtype = options.dtype or ["float32"]
+    return bench(options)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from .doctor import doctor
+
+    return doctor(costs=options.costs, clear_cache=options.clear_cache)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sortattn", description="Kernel attention that is exact and quasi linear: try it, measure it, check it."
+    )
+    parser.add_argument("--version", action="version", version=f"sortattn {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    _add_kernels(commands)
+    _add_demo(commands)
+    _add_bench(commands)
+    _add_doctor(commands)
+    return parser
+
+
+def _add_kernels(commands) -> None:
+    kernels = commands.add_parser("kernels", help="list the kernels and their properties (the paper's Table 1)")
+    kernels.add_argument("--format", choices=STYLES, default="text", help="default: text")
+    kernels.set_defaults(work=_kernels)
+
+
+def _add_demo(commands) -> None:
+    demo = commands.add_parser("demo", help="see that it is exact, and from which N on it is faster than softmax")
+    demo.add_argument("--out", type=Path, default=Path("sortattn-demo"), help="folder, default: %(default)s")
+    _add_sizes(demo)
+    demo.set_defaults(work=_demo)
+
+
+def _add_sizes(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "-n", "--sizes", type=_count, nargs="+", default=list(SIZES), metavar="N", help="default: 512, 1024 ... 16384"
+    )
+
+
+def _add_bench(commands) -> None:
+    bench = commands.add_parser(
+        "bench",
+        help="measure time and memory beside softmax",
+        description="Measures kernels and softmax (SDPA) in turn, and keeps every finished row: interrupt it when you "
+        "like, the same command continues.",
+    )
+    what = bench.add_argument_group("what is measured")
+    what.add_argument(
+        "--kernel", action="append", metavar="NAME", help=f"may be repeated, default: {' '.join(KERNELS_BY_DEFAULT)}"
+    )
+    what.add_argument("--backend", action="append", metavar="NAME", help="may be repeated, default: auto")
+    what.add_argument("--dtype", action="append", metavar="NAME", help="may be repeated, default: float32")
+    _add_sizes(what)
+    what.add_argument("--backward", action="store_true", help="forward and backward too, not only forward")
+    what.add_argument("--causal", action="store_true", help="a query sees only the keys up to its own place")
+    what.add_argument("--batch", type=_count, default=1, metavar="B", help="default: %(default)s")
+    what.add_argument("--heads", type=_count, default=8, metavar="H", help="default: %(default)s")
+    what.add_argument("--head-dim", type=_count, default=64, metavar="D", help="default: %(default)s")
+    what.add_argument("--value-dim", type=_count, metavar="C", help="default: the same as --head-dim")
+    how = bench.add_argument_group("how")
+    how.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    how.add_argument("--threads", type=_count, help="CPU threads, default: as torch chooses")
+    how.add_argument("--rounds", type=_count, default=15, help="most rounds, default: %(default)s")
+    how.add_argument(
+        "--budget",
+        type=_seconds,
+        default=20.0,
+        metavar="SECONDS",
+        help="begin no further round of a size after this long, if three are done; default: %(default)s",
+    )
+    how.add_argument("--no-memory", dest="memory", action="store_false", help="time only; memory takes a while")
+    where = bench.add_argument_group("where it goes")
+    where.add_argument("--out", type=Path, default=Path("sortattn-bench"), help="folder, default: %(default)s")
+    where.add_argument("--name", default="bench", help="of the files: NAME.csv and NAME.png, default: %(default)s")
+    where.add_argument("--fresh", action="store_true", help="replace the file instead of continuing it")
+    bench.set_defaults(work=_bench)
+
+
+def _add_doctor(commands) -> None:
+    doctor = commands.add_parser("doctor", help="see what works on this machine, and why the rest does not")
+    doctor.add_argument("--costs", action="store_true", help="print the cost model by which `auto` chooses")
+    doctor.add_argument("--clear-cache", action="store_true", help="remove the compiled kernels")
+    doctor.set_defaults(work=_doctor)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number of seconds, got {text!r}")
+    return seconds

@@ -1,0 +1,86 @@
+"""`sortattn doctor`: what is installed, what works here, and why the rest does not."""
+
+import platform
+from pathlib import Path
+
+import torch
+
+from . import cache, choose
+from .attention import kernel_attention
+from .bench.machine import cpu_model, version
+
+PACKAGES = ("sortattn", "torch", "numpy", "numba", "llvmlite", "triton", "cuda-core", "pykeops", "transformers")
+PACKAGES += ("matplotlib", "rich")
+BACKENDS = ("reference", "tiled", "sorted", "linear", "keops", "grid")
+# these come with the package itself; the others need an extra, or are not there yet
+ALWAYS = ("reference", "tiled", "sorted", "linear")
+
+
+def doctor(*, costs: bool = False, clear_cache: bool = False) -> int:
+    """Prints the report; returns 0 if all backends that need no extra work on the CPU, else 1."""
+    if costs:
+        print(choose.cost_table())
+        return 0
+    if clear_cache:
+        print(f"Removed {cache.clear()} files from {cache.folder()}")
+        return 0
+    print(_section("Versions", _versions()))
+    print(_section("Devices", _devices()))
+    troubles = {device: backend_troubles(device) for device in _device_names()}
+    for device, found in troubles.items():
+        lines = [(name, "works" if trouble is None else f"no: {trouble}") for name, trouble in found.items()]
+        print(_section(f"Backends on {device} (a small call, forward and backward)", lines))
+    print(_section("Compiled kernels", _cache()))
+    broken = [name for name in ALWAYS if troubles["cpu"][name] is not None]
+    print(f"Not well: {', '.join(broken)} should work here." if broken else "All well.")
+    return 1 if broken else 0
+
+
+def backend_troubles(device: str) -> dict[str, str | None]:
+    """For every backend the first line of what it raises at a small call on `device`, None if it works."""
+    return {name: _trouble(name, device) for name in BACKENDS}
+
+
+def _trouble(backend: str, device: str) -> str | None:
+    inputs = [torch.randn(1, 2, 16, 8, device=device, requires_grad=True) for _ in range(3)]
+    try:
+        output = kernel_attention(*inputs, "elu" if backend == "linear" else "add_laplace", backend=backend)
+        output.sum().backward()
+    # whatever it is, it is what the user came to read
+    except Exception as error:
+        lines = str(error).splitlines()
+        return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return None
+
+
+def _versions() -> list[tuple[str, str]]:
+    found = [("python", platform.python_version())]
+    return found + [(name, version(name) or "not installed") for name in PACKAGES]
+
+
+def _devices() -> list[tuple[str, str]]:
+    lines = [("cpu", f"{cpu_model()}, {torch.get_num_threads()} threads")]
+    for name in _device_names()[1:]:
+        lines.append((name, torch.cuda.get_device_name(name)))
+    return lines if len(lines) > 1 else [*lines, ("cuda", "none that torch can use")]
+
+
+def _device_names() -> list[str]:
+    return ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+
+
+def _cache() -> list[tuple[str, str]]:
+    folder = Path(cache.folder())
+    # an index and the code of every function; Python keeps its own files in the same folder
+    files = list(folder.rglob("*.nb[ic]"))
+    size = sum(path.stat().st_size for path in files)
+    return [
+        ("folder", str(folder)),
+        ("size", f"{size / 1e6:.1f} MB in {len(files)} files"),
+        ("clear with", "sortattn doctor --clear-cache"),
+    ]
+
+
+def _section(title: str, lines: list[tuple[str, str]]) -> str:
+    width = max(len(name) for name, _ in lines)
+    return "\n".join([title, *(f"  {name.ljust(width)}  {text}" for name, text in lines), ""])

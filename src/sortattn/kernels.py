@@ -1,0 +1,485 @@
+"""The kernels of the paper's Table 1, and two families to make more: splines and polynomial exponentials.
+
+A kernel is a small declarative object. It knows its formula, its default bandwidth and the columns of Table 1, it can
+write down its dense Gram matrix (`gram`, the definition that every backend is tested against), and it offers what the
+faster backends read: a logarithm (`softmax`, `gauss`, `laplace`), a feature map (`tri`, `relu`, `elu`, `dpfp`), or a
+table of sided terms (`add_riesz`, `add_laplace`, `add_bump`, `Spline`, `PolynomialExponential`).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+# added to both Riesz kernels, per dimension for the additive one, so that the normaliser is positive
+RIESZ_EPSILON = 1e-3
+# below this the normaliser of `tri`, the only kernel that can be negative, is clamped
+TRI_FLOOR = 1e-6
+# how many products of neighbouring features `dpfp` takes
+DPFP_NU = 3
+
+Coefficients = Sequence[float] | Tensor
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A univariate kernel `f(u)`, `u = s - t`, as sided terms: all that sorting needs to know of it.
+
+    f(u) = sum_j H(u - x_j) b_j(u - x_j) e^(-rate (u - x_j)) + H(-u - x_j) a_j(-u - x_j) e^(-rate (-u - x_j)),
+
+    with nodes `x_j`, ascending, polynomials `b_j` (`below`, for keys below the query) and `a_j` (`above`) of shape
+    `(J, degree + 1)`, lowest coefficient first, and `H(0) = 1/2`. Only a node at zero may have terms above.
+    `compact` says that `f` vanishes beyond the last node.
+    """
+
+    nodes: Tensor
+    below: Tensor
+    above: Tensor
+    rate: float
+    compact: bool
+
+
+class Kernel:
+    """`Phi(q, k)`, with the columns of the paper's Table 1 as attributes.
+
+    `dimension` is the dimension of the feature space in units of `D` (infinite where there is no finite feature map).
+    `floor` is the least value of the normaliser; zero means that it is not clamped.
+    """
+
+    name: ClassVar[str]
+    formula: ClassVar[str]
+    dimension: ClassVar[float] = math.inf
+    stationary: ClassVar[str] = "yes"
+    additive: ClassVar[bool] = True
+    capacity: ClassVar[str] = "inf"
+    complexity: ClassVar[str] = "quasi linear"
+    bandwidth: ClassVar[float | str] = 1.0
+    floor: ClassVar[float] = 0.0
+
+    def default_bandwidth(self, head_dim: int) -> float:
+        """The paper's tau for heads of dimension `head_dim`."""
+        return head_dim**0.25 if self.bandwidth == "D^(1/4)" else float(self.bandwidth)
+
+    def gram(self, query: Tensor, key: Tensor, bandwidth: float | Tensor) -> Tensor:
+        """The dense matrix `Phi(q_m / tau, k_n / tau)`, shape `(..., M, N)`: the definition."""
+        raise NotImplementedError
+
+    def center(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys moved to where rounding costs least, such that the kernel attention stays the same."""
+        if self.stationary != "yes" or key.shape[-2] == 0:
+            return query, key
+        origin = key.detach().mean(-2, keepdim=True)
+        return query - origin, key - origin
+
+    def parameters(self) -> Tensor | None:
+        """The numbers that define a kernel made by the user, in one tensor; None for the named ones."""
+        return None
+
+    def __repr__(self) -> str:
+        return f"<sortattn kernel {self.name}: {self.formula}>"
+
+
+def _differences(query: Tensor, key: Tensor, dim: int) -> Tensor:
+    return query[..., :, None, dim] - key[..., None, :, dim]
+
+
+# kernels with a logarithm
+
+
+class ExponentialKernel(Kernel):
+    """A kernel that is never zero: attention is a softmax of `log_gram`, and is computed as one."""
+
+    additive = False
+    complexity = "quadratic"
+
+    def log_gram(self, query: Tensor, key: Tensor, bandwidth: float | Tensor) -> Tensor:
+        """The logarithm of `gram`."""
+        raise NotImplementedError
+
+    def gram(self, query, key, bandwidth):
+        return self.log_gram(query, key, bandwidth).exp()
+
+
+class Softmax(ExponentialKernel):
+    name = "softmax"
+    formula = "exp(<q, k>)"
+    stationary = "no"
+    bandwidth = "D^(1/4)"
+
+    def log_gram(self, query, key, bandwidth):
+        return (query / bandwidth) @ (key / bandwidth).transpose(-1, -2)
+
+    def center(self, query, key):
+        # a constant added to all keys multiplies a whole row of the Gram matrix, which the normalisation removes
+        return query, key - key.detach().mean(-2, keepdim=True) if key.shape[-2] else key
+
+
+class Gauss(ExponentialKernel):
+    name = "gauss"
+    formula = "exp(-|q - k|_2^2 / 2)"
+    bandwidth = "D^(1/4)"
+
+    def log_gram(self, query, key, bandwidth):
+        total = 0.0
+        for dim in range(query.shape[-1]):
+            total = total - (_differences(query, key, dim) / bandwidth).square() / 2
+        return total
+
+
+class Laplace(ExponentialKernel):
+    name = "laplace"
+    formula = "exp(-|q - k|_1)"
+    complexity = "quasi linear"
+    bandwidth = 6.0
+
+    def log_gram(self, query, key, bandwidth):
+        total = 0.0
+        for dim in range(query.shape[-1]):
+            total = total - (_differences(query, key, dim) / bandwidth).abs()
+        return total
+
+
+class Riesz(Kernel):
+    name = "riesz"
+    formula = "|q|_2 + |k|_2 - |q - k|_2 + eps"
+    stationary = "partially"
+    additive = False
+    capacity = "-"
+    complexity = "quadratic"
+
+    def gram(self, query, key, bandwidth):
+        squares = 0.0
+        for dim in range(query.shape[-1]):
+            squares = squares + _differences(query, key, dim).square()
+        # the root has no derivative at zero; there the gradient is zero, the mean over all directions
+        distance = torch.where(squares == 0, 0.0, torch.where(squares == 0, 1.0, squares).sqrt())
+        norms = _norm(query)[..., :, None] + _norm(key)[..., None, :]
+        return (norms - distance) / bandwidth + RIESZ_EPSILON
+
+
+def _norm(points: Tensor) -> Tensor:
+    squares = points.square().sum(-1)
+    return torch.where(squares == 0, 0.0, torch.where(squares == 0, 1.0, squares).sqrt())
+
+
+# additive kernels that sorting sums
+
+
+class SidedKernel(Kernel):
+    """`Phi(q, k) = sum_d phi(q_d, k_d)` with `phi(s, t) = f(s - t)`, up to terms of `s` alone and of `t` alone.
+
+    The sum splits into a sided part, which has the table `terms()`, and a separable part `row(q_m) + column(k_n)`.
+    """
+
+    def univariate(self, difference: Tensor) -> Tensor:
+        """`f(u)` at `u = s - t`, with the mean of the one-sided derivatives at every kink."""
+        raise NotImplementedError
+
+    def terms(self) -> Terms:
+        """The sided part of `f`."""
+        raise NotImplementedError
+
+    def separable(self, query: Tensor, key: Tensor, bandwidth: float | Tensor) -> tuple[Tensor, Tensor] | None:
+        """The separable part: `(row (..., M), column (..., N))`, or None if there is none."""
+        return None
+
+    def gram(self, query, key, bandwidth):
+        total = 0.0
+        for dim in range(query.shape[-1]):
+            total = total + self.univariate(_differences(query, key, dim) / bandwidth)
+        return total
+
+
+class AddRiesz(SidedKernel):
+    name = "add_riesz"
+    formula = "|s| + |t| - |s - t| + eps"
+    stationary = "partially"
+    capacity = ">= 2D"
+
+    def univariate(self, difference):
+        return -difference.abs()
+
+    def gram(self, query, key, bandwidth):
+        norms = query.abs().sum(-1)[..., :, None] + key.abs().sum(-1)[..., None, :]
+        return norms / bandwidth + super().gram(query, key, bandwidth) + RIESZ_EPSILON * query.shape[-1]
+
+    def terms(self):
+        # -|u| = u - 2 max(u, 0), and u = s - t is separable
+        return _spline_terms([0.0], torch.tensor([[0.0, -2.0]], dtype=torch.float64), compact=False)
+
+    def separable(self, query, key, bandwidth):
+        scale = bandwidth[..., 0] if isinstance(bandwidth, Tensor) else bandwidth
+        row = (query.abs() + query).sum(-1) / scale + RIESZ_EPSILON * query.shape[-1]
+        return row, (key.abs() - key).sum(-1) / scale
+
+
+class PolynomialExponential(SidedKernel):
+    """`f(u) = p(|u|) e^(-|u|)` with `p(x) = sum_i coefficients[i] x^i`; Matern kernels are among them.
+
+    Matern 3/2 is `[1, 1]`, Matern 5/2 is `[1, 1, 1/3]` (with the length scale in the bandwidth). The coefficients may
+    be a tensor that requires a gradient.
+
+    >>> matern = PolynomialExponential([1.0, 1.0])
+    >>> matern.univariate(torch.tensor([0.0, -1.0]))
+    tensor([1.0000, 0.7358])
+    """
+
+    name = "polynomial_exponential"
+    formula = "p(|s - t|) exp(-|s - t|)"
+
+    def __init__(self, coefficients: Coefficients, *, bandwidth: float = 1.0):
+        self.coefficients = _vector("coefficients", coefficients)
+        self.bandwidth = float(bandwidth)
+        if not len(self.coefficients):
+            raise ValueError("coefficients must hold at least one number, got none")
+
+    def univariate(self, difference):
+        distance = difference.abs()
+        polynomial = torch.zeros_like(distance)
+        for coefficient in reversed(self.coefficients.to(distance).unbind()):
+            polynomial = polynomial * distance + coefficient
+        return polynomial * (-distance).exp()
+
+    def terms(self):
+        side = self.coefficients.to("cpu", torch.float64)[None]
+        return Terms(torch.zeros(1, dtype=torch.float64), side, side, rate=1.0, compact=False)
+
+    def parameters(self):
+        return self.coefficients
+
+
+class AddLaplace(PolynomialExponential):
+    name = "add_laplace"
+    formula = "exp(-|s - t|)"
+
+    def __init__(self):
+        super().__init__([1.0], bandwidth=0.5)
+
+    def univariate(self, difference):
+        return (-difference.abs()).exp()
+
+    def parameters(self):
+        return None
+
+
+class Spline(SidedKernel):
+    """Any piecewise linear `f(s - t)` with finitely many nodes, continuous or with jumps.
+
+    `nodes` are the J points, ascending, where the slope or the value changes; `slopes` the J + 1 slopes left of the
+    first node, between the nodes, and right of the last; `offset` the value just left of the first node; `jumps` the J
+    changes of the value at the nodes (none by default). At a jump the value is the mean of the two sides. `slopes`,
+    `offset` and `jumps` may be tensors that require a gradient.
+
+    >>> hat = Spline(nodes=[-1.0, 0.0, 1.0], slopes=[0.0, 1.0, -1.0, 0.0])
+    >>> hat.univariate(torch.tensor([-2.0, 0.0, 0.25]))
+    tensor([0.0000, 1.0000, 0.7500])
+    """
+
+    name = "spline"
+    formula = "piecewise linear f(s - t)"
+
+    def __init__(
+        self,
+        nodes: Coefficients,
+        slopes: Coefficients,
+        *,
+        offset: float | Tensor = 0.0,
+        jumps: Coefficients | None = None,
+        bandwidth: float = 1.0,
+    ):
+        self.nodes = _vector("nodes", nodes).detach()
+        self.slopes = _vector("slopes", slopes)
+        count = len(self.nodes)
+        self.jumps = torch.zeros(count, dtype=torch.float64) if jumps is None else _vector("jumps", jumps)
+        self.offset = torch.as_tensor(offset, dtype=None if isinstance(offset, Tensor) else torch.float64)
+        self.bandwidth = float(bandwidth)
+        if count == 0:
+            raise ValueError("nodes must hold at least one number, got none")
+        if not bool((self.nodes.diff() > 0).all()):
+            raise ValueError(f"nodes must be strictly ascending, got {self.nodes.tolist()}")
+        if len(self.slopes) != count + 1:
+            raise ValueError(f"slopes must have one entry more than nodes ({count + 1}), got {len(self.slopes)}")
+        if len(self.jumps) != count:
+            raise ValueError(f"jumps must have one entry per node ({count}), got {len(self.jumps)}")
+        self._compact = self._vanishes_outside()
+
+    def _vanishes_outside(self) -> bool:
+        if any(part.requires_grad for part in (self.slopes, self.jumps, self.offset)):
+            return False
+        return self.offset == 0 and self.slopes[0] == 0 and self.slopes[-1] == 0 and bool(self._knots()[1][-1] == 0)
+
+    def _knots(self) -> tuple[Tensor, Tensor]:
+        """The values of `f` just left and just right of every node, shapes `(J,)`, in float64 on the CPU."""
+        nodes, slopes, jumps, offset = (
+            part.to("cpu", torch.float64) for part in (self.nodes, self.slopes, self.jumps, self.offset)
+        )
+        rises = torch.cat([torch.zeros(1, dtype=torch.float64), slopes[1:-1] * nodes.diff()])
+        left = offset + rises.cumsum(0) + jumps.cumsum(0) - jumps
+        return left, left + jumps
+
+    def univariate(self, difference):
+        left, right = self._knots()
+        nodes = self.nodes.to(difference)
+        slopes = self.slopes.to(difference)
+        # piece i lies right of node i - 1 and is anchored there, the leftmost at the first node
+        anchors = torch.cat([nodes[:1], nodes])
+        values = torch.cat([left[:1], right]).to(difference)
+
+        def piece(index):
+            return values[index] + slopes[index] * (difference - anchors[index])
+
+        at, past = (torch.bucketize(difference.detach(), nodes, right=side) for side in (False, True))
+        return (piece(at) + piece(past)) / 2
+
+    def terms(self):
+        slopes = self.slopes.to("cpu", torch.float64)
+        below = torch.stack([self.jumps.to("cpu", torch.float64), slopes.diff()], 1)
+        return _spline_terms(self.nodes, below, compact=self._compact)
+
+    def separable(self, query, key, bandwidth):
+        if self._compact:
+            return None
+        # offset + slope (u - x_1), left of all nodes; the keys' mean as origin keeps an offset of the inputs harmless
+        scale = bandwidth[..., 0] if isinstance(bandwidth, Tensor) else bandwidth
+        slope, offset = self.slopes[0].to(query), self.offset.to(query)
+        origin = key.detach().mean(-2, keepdim=True) if key.shape[-2] else 0.0
+        constant = (offset - slope * self.nodes[0].to(query)) * query.shape[-1]
+        return constant + slope * (query - origin).sum(-1) / scale, -slope * (key - origin).sum(-1) / scale
+
+    def parameters(self):
+        parts = (self.nodes, self.slopes, self.jumps, self.offset[None])
+        return torch.cat([part.to("cpu", torch.float64) for part in parts])
+
+    @classmethod
+    def from_parameters(cls, parameters: Tensor) -> "Spline":
+        """The kernel whose `parameters()` these are."""
+        count = (len(parameters) - 2) // 3
+        nodes, slopes, jumps, offset = parameters.split([count, count + 1, count, 1])
+        return cls(nodes, slopes, jumps=jumps, offset=offset[0])
+
+
+class AddBump(Spline):
+    name = "add_bump"
+    formula = "max(0, 1 - |s - t|)"
+
+    def __init__(self):
+        super().__init__([-1.0, 0.0, 1.0], [0.0, 1.0, -1.0, 0.0], bandwidth=1.5)
+
+    def univariate(self, difference):
+        height = 1 - difference.abs()
+        # (h + |h|) / 2 is max(0, h) with the mean of the one-sided derivatives at h = 0
+        return (height + height.abs()) / 2
+
+    def parameters(self):
+        return None
+
+
+def _spline_terms(nodes: Coefficients, below: Tensor, compact: bool) -> Terms:
+    return Terms(torch.as_tensor(nodes, dtype=torch.float64), below, torch.zeros_like(below), 0.0, compact)
+
+
+def _vector(name: str, numbers: Coefficients) -> Tensor:
+    vector = numbers if isinstance(numbers, Tensor) else torch.tensor(list(numbers), dtype=torch.float64)
+    if vector.dim() != 1 or not vector.is_floating_point():
+        raise ValueError(f"{name} must be a sequence of numbers or a 1-D float tensor, got shape {tuple(vector.shape)}")
+    return vector
+
+
+# finite feature maps
+
+
+class FeatureKernel(Kernel):
+    """`Phi(q, k) = <features(q), features(k)>` with finitely many features, summed in linear time."""
+
+    stationary = "no"
+    complexity = "linear"
+
+    def features(self, points: Tensor) -> Tensor:
+        """The feature map, `(..., N, D) -> (..., N, L)`."""
+        raise NotImplementedError
+
+    def gram(self, query, key, bandwidth):
+        return self.features(query / bandwidth) @ self.features(key / bandwidth).transpose(-1, -2)
+
+
+class Tri(FeatureKernel):
+    name = "tri"
+    formula = "cos(s - t)"
+    dimension = 2
+    stationary = "yes"
+    capacity = "<= 2D"
+    bandwidth = "D^(1/4)"
+    floor = TRI_FLOOR
+
+    def features(self, points):
+        return torch.cat([points.sin(), points.cos()], -1)
+
+    def gram(self, query, key, bandwidth):
+        # the argument of a sine has no more digits than its distance from zero leaves it
+        return super().gram(*self.center(query, key), bandwidth)
+
+
+class Relu(FeatureKernel):
+    name = "relu"
+    formula = "relu(s) relu(t)"
+    dimension = 1
+    capacity = "<= D"
+
+    def features(self, points):
+        return _relu(points)
+
+
+class Elu(FeatureKernel):
+    name = "elu"
+    formula = "(elu(s) + 1) (elu(t) + 1)"
+    dimension = 1
+    capacity = "<= D"
+
+    def features(self, points):
+        return torch.nn.functional.elu(points) + 1
+
+
+class Dpfp(FeatureKernel):
+    """Deterministic parameter-free projection: products of `relu(x), relu(-x)` with their `nu` next neighbours."""
+
+    name = "dpfp"
+    formula = "<f(q), f(k)>, f_(2Dj+i)(x) = r_i(x) r_(i+j)(x), r = (relu(x), relu(-x)), j < 3"
+    dimension = 2 * DPFP_NU
+    additive = False
+    capacity = "<= 6D"
+
+    def features(self, points):
+        halves = torch.cat([_relu(points), _relu(-points)], -1)
+        return torch.cat([halves * halves.roll(-shift, -1) for shift in range(DPFP_NU)], -1)
+
+
+def _relu(points: Tensor) -> Tensor:
+    # unlike torch's relu, with the mean of the one-sided derivatives at zero
+    return (points + points.abs()) / 2
+
+
+_ALL = (Softmax, Gauss, Laplace, Riesz, AddRiesz, AddLaplace, AddBump, Tri, Relu, Elu, Dpfp)
+
+KERNELS: dict[str, Kernel] = {kind.name: kind() for kind in _ALL}
+"""The paper's eleven kernels by name, in the order of its Table 1."""
+
+
+def resolve(kernel: str | Kernel) -> Kernel:
+    """The kernel of that name, or the kernel itself."""
+    if isinstance(kernel, Kernel):
+        return kernel
+    if not isinstance(kernel, str):
+        raise TypeError(f"kernel must be a name or a Kernel, got {type(kernel).__name__}")
+    if kernel not in KERNELS:
+        raise ValueError(f"unknown kernel {kernel!r}, expected one of {', '.join(KERNELS)} or a Kernel object")
+    return KERNELS[kernel]
+
+
+def rebuild(name: str, parameters: Tensor | None) -> Kernel:
+    """The kernel with this name and these `parameters()`: operators carry kernels as a string and a tensor."""
+    if parameters is None:
+        return KERNELS[name]
+    return Spline.from_parameters(parameters) if name == Spline.name else PolynomialExponential(parameters)

@@ -1,0 +1,108 @@
+"""`KernelAttention`, a drop-in for self- and cross-attention in the manner of `torch.nn.MultiheadAttention`."""
+
+import torch
+from torch import Tensor, nn
+
+from .attention import kernel_attention
+from .kernels import Kernel, resolve
+
+
+class KernelAttention(nn.Module):
+    """Multi-head kernel attention with its four projections, batch first.
+
+    `forward(query, key=None, value=None, key_mask=None)` takes `(B, M, embed_dim)`, `(B, N, key_dim)` and
+    `(B, N, value_dim)`, or unbatched `(M, embed_dim)`, and returns `(B, M, embed_dim)`. Without `key` and `value` it is
+    self-attention; `value` defaults to `key`.
+
+    - `kv_heads`: fewer key and value heads than query heads (grouped queries).
+    - `bandwidth`: a number, or None for the kernel's default; with `learn_bandwidth` it is the start of one positive
+      parameter per head, kept as its logarithm.
+    - `is_causal`, `backend`: as in `kernel_attention`.
+
+    >>> import torch, sortattn
+    >>> attention = sortattn.KernelAttention(32, num_heads=4, kernel="add_bump")
+    >>> attention(torch.randn(2, 50, 32)).shape
+    torch.Size([2, 50, 32])
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        kernel: str | Kernel = "add_laplace",
+        *,
+        bandwidth: float | None = None,
+        learn_bandwidth: bool = False,
+        kv_heads: int | None = None,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
+        bias: bool = True,
+        is_causal: bool = False,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        kv_heads = num_heads if kv_heads is None else kv_heads
+        if num_heads < 1 or embed_dim % num_heads:
+            raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
+        if kv_heads < 1 or num_heads % kv_heads:
+            raise ValueError(f"num_heads must be a multiple of kv_heads, got {num_heads} and {kv_heads}")
+        self.embed_dim, self.num_heads, self.kv_heads = embed_dim, num_heads, kv_heads
+        self.head_dim = embed_dim // num_heads
+        # a kernel of the user's may hold parameters; it is kept as it is, not copied
+        self.kernel = resolve(kernel)
+        self.is_causal, self.backend = is_causal, backend
+        options = {"bias": bias, "device": device, "dtype": dtype}
+        shared = kv_heads * self.head_dim
+        self.query_proj = nn.Linear(embed_dim, embed_dim, **options)
+        self.key_proj = nn.Linear(key_dim or embed_dim, shared, **options)
+        self.value_proj = nn.Linear(value_dim or key_dim or embed_dim, shared, **options)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, **options)
+        start = self.kernel.default_bandwidth(self.head_dim) if bandwidth is None else float(bandwidth)
+        if not start > 0:
+            raise ValueError(f"bandwidth must be positive, got {bandwidth}")
+        self.bandwidth = start
+        if learn_bandwidth:
+            logarithm = torch.full((num_heads,), start, device=device, dtype=dtype).log()
+            self.log_bandwidth = nn.Parameter(logarithm)
+        else:
+            self.register_parameter("log_bandwidth", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier weights and zero biases, as `nn.MultiheadAttention` has them."""
+        for projection in (self.query_proj, self.key_proj, self.value_proj, self.out_proj):
+            nn.init.xavier_uniform_(projection.weight)
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        key_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Attend from `query` to `key` and `value`; `key_mask (B, N)` is True where a key takes part."""
+        key = query if key is None else key
+        value = key if value is None else value
+        heads = self._split(self.query_proj(query), self.num_heads)
+        keys = self._split(self.key_proj(key), self.kv_heads)
+        values = self._split(self.value_proj(value), self.kv_heads)
+        bandwidth = self.bandwidth if self.log_bandwidth is None else self.log_bandwidth.exp()
+        if key_mask is not None and query.dim() == 3:
+            key_mask = key_mask[:, None, :]
+        rows = kernel_attention(
+            heads, keys, values, self.kernel, bandwidth=bandwidth, key_mask=key_mask, is_causal=self.is_causal,
+            enable_gqa=self.kv_heads != self.num_heads, backend=self.backend,
+        )  # fmt: skip
+        return self.out_proj(rows.transpose(-3, -2).flatten(-2))
+
+    def _split(self, rows: Tensor, heads: int) -> Tensor:
+        return rows.unflatten(-1, (heads, self.head_dim)).transpose(-3, -2)
+
+    def extra_repr(self) -> str:
+        """What `print` shows of the module."""
+        grouped = f", kv_heads={self.kv_heads}" if self.kv_heads != self.num_heads else ""
+        return f"{self.embed_dim}, num_heads={self.num_heads}{grouped}, kernel={self.kernel.name!r}"

@@ -1,0 +1,73 @@
+"""Finite feature maps: `sum_n <f(q_m), f(k_n)> v_n = f(q_m) (sum_n f(k_n) v_n^T)`, in linear time.
+
+Causal sums go chunk by chunk: what earlier chunks hold is one matrix, what the own chunk holds a small dense product.
+"""
+
+import torch
+from torch import Tensor
+
+from ..kernels import FeatureKernel, Kernel
+from ..normalise import normalise
+from ..validation import Problem
+
+_CHUNK = 128
+
+
+def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
+    """Why this backend cannot serve the call, or None if it can."""
+    if not isinstance(kernel, FeatureKernel):
+        return f"it needs a finite feature map (tri, relu, elu, dpfp), which {kernel.name} does not have"
+    return None
+
+
+def attention(problem: Problem, kernel: FeatureKernel) -> Tensor:
+    """Normalised kernel sums, `(P, M, C)`."""
+    return normalise(*_sums(problem, kernel), kernel.floor)
+
+
+def kernel_sum(problem: Problem, kernel: FeatureKernel) -> Tensor:
+    """Kernel sums, `(P, M, C)`."""
+    return _sums(problem, kernel)[0]
+
+
+def _sums(problem: Problem, kernel: FeatureKernel) -> tuple[Tensor, Tensor]:
+    query, key = kernel.center(problem.query, problem.key)
+    query, key = kernel.features(query / problem.bandwidth), kernel.features(key / problem.bandwidth)
+    value = problem.value
+    if problem.weight is not None:
+        key = key * problem.weight[..., None]
+    ones = value.new_ones(*value.shape[:2], 1)
+    value = torch.cat([value, ones], -1)
+    sums = _causal(problem, query, key, value) if problem.causal else query @ (key.transpose(1, 2) @ value)
+    return sums[..., :-1], sums[..., -1]
+
+
+def _causal(problem: Problem, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Query m sees the keys `n <= m + N - M`."""
+    problems, columns = key.shape[:2]
+    rows = problem.rows
+    query = query.reshape(problems, problem.group, rows, -1)
+    # the first N - M keys are seen by all; the first M - N queries see none
+    early, blind = max(columns - rows, 0), max(rows - columns, 0)
+    state = key[:, :early].transpose(1, 2) @ value[:, :early]
+    sums = _square(query[:, :, blind:], key[:, early:], value[:, early:], state)
+    sums = torch.nn.functional.pad(sums, (0, 0, blind, 0))
+    return sums.reshape(problems, problem.group * rows, -1)
+
+
+def _square(query: Tensor, key: Tensor, value: Tensor, state: Tensor) -> Tensor:
+    """As many queries `(P, group, L, F)` as keys `(P, L, F)`; `state (P, F, C)` is seen by all."""
+    problems, length = key.shape[:2]
+    rest = -length % _CHUNK
+    chunks = (length + rest) // _CHUNK
+
+    def cut(rows: Tensor) -> Tensor:
+        padded = torch.nn.functional.pad(rows, (0, 0, 0, rest))
+        return padded.reshape(*rows.shape[:-2], chunks, _CHUNK, rows.shape[-1])
+
+    query, key, value = cut(query), cut(key), cut(value)
+    own = key.transpose(-1, -2) @ value
+    before = state[:, None] + own.cumsum(1) - own
+    near = (query @ key.transpose(-1, -2)[:, None]).tril() @ value[:, None]
+    sums = query @ before[:, None] + near
+    return sums.reshape(problems, query.shape[1], chunks * _CHUNK, -1)[:, :, :length]

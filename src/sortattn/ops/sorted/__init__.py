@@ -1,0 +1,1 @@
+"""Exact kernel sums in quasi linear time, by sorting every dimension."""

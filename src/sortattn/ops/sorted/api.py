@@ -1,0 +1,209 @@
+"""The operator behind the sorted backend, with its fake kernels and its derivative.
+
+`sided_sum` is `z_m = sum_n sum_d f((q_md - k_nd) / tau) v_n` for a sided kernel `f` (see `kernels.Terms`), together with
+the same sum of the scalars `weight_n`. Its derivative needs three more walks along the same sorted lines:
+
+    dv_n  = sum_m sum_d f(u) g_m                      (transposed: queries are summed for keys)
+    dq_md = (1/tau) sum_n f'(u) <v_n, g_m>
+    dk_nd = -(1/tau) sum_m f'(u) <v_n, g_m>           (transposed)
+
+and, as `f` depends on `q / tau` and `k / tau` only, `dtau = -(1/tau) (sum q dq + sum k dk)`.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ...kernels import Terms
+
+
+@torch.library.custom_op("sortattn::sided_sum", mutates_args=(), device_types="cpu")
+def sided_sum(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    bandwidth: Tensor,
+    nodes: Tensor,
+    below: Tensor,
+    above: Tensor,
+    rate: float,
+    compact: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The sums `(P, M, C)`, those of the weights `(P, M)`, and the argsorts of queries `(P, D, M)` and keys `(P, D, N)`."""
+    from . import cpu
+
+    query, key, value, weight = (part.detach().contiguous() for part in (query, key, value, weight))
+    queries, keys = (cpu.Points(points, cpu.sort(points)) for points in (query, key))
+    terms = Terms(nodes, below.detach(), above.detach(), rate, compact)
+    sums, extra = cpu.scatter(keys, queries, value, weight, terms, bandwidth, mirrored=False)
+    return sums, extra, queries.order, keys.order
+
+
+@sided_sum.register_fake
+def _(query, key, value, weight, bandwidth, nodes, below, above, rate, compact):
+    problems, rows, dims = query.shape
+    sums = value.new_empty(problems, rows, value.shape[2])
+    query_order = query.new_empty(problems, dims, rows, dtype=torch.int32)
+    key_order = query.new_empty(problems, dims, key.shape[1], dtype=torch.int32)
+    return sums, value.new_empty(problems, rows), query_order, key_order
+
+
+@torch.library.custom_op("sortattn::sided_sum_backward", mutates_args=(), device_types="cpu")
+def sided_sum_backward(
+    grad: Tensor,
+    grad_extra: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    bandwidth: Tensor,
+    nodes: Tensor,
+    below: Tensor,
+    above: Tensor,
+    query_order: Tensor,
+    key_order: Tensor,
+    rate: float,
+    compact: bool,
+    wants_points: bool,
+    wants_value: bool,
+    wants_terms: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of query, key, value, weight, bandwidth, below and above; empty tensors for what is not wanted."""
+    from . import cpu
+
+    parts = (grad, grad_extra, query, key, value, weight)
+    grad, grad_extra, query, key, value, weight = (part.detach().contiguous() for part in parts)
+    terms = Terms(nodes, below.detach(), above.detach(), rate, compact)
+    queries, keys = cpu.Points(query, query_order), cpu.Points(key, key_order)
+    nothing = [value.new_empty(0) for _ in range(7)]
+    grad_query, grad_key, grad_value, grad_weight, grad_bandwidth, grad_below, grad_above = nothing
+    if wants_value:
+        grad_value, grad_weight = cpu.scatter(queries, keys, grad, grad_extra, terms, bandwidth, mirrored=True)
+    if wants_points:
+        slope = _derivative(terms)
+        rates = [1.0 / tau for tau in bandwidth.tolist()]
+        grad_query = cpu.dot(keys, queries, value, weight, grad, grad_extra, slope, bandwidth, mirrored=False, factors=rates)
+        grad_key = cpu.dot(queries, keys, grad, grad_extra, value, weight, slope, bandwidth, mirrored=True, factors=[-r for r in rates])
+        grad_bandwidth = _bandwidth_gradient(query, key, grad_query, grad_key, bandwidth)
+    if wants_terms:
+        grad_below, grad_above = torch.zeros_like(below), torch.zeros_like(above)
+        for gradient, name in ((grad_below, "below"), (grad_above, "above")):
+            if name == "above" and not rate:
+                continue
+            for place in _unit_tables(below):
+                part = {"below": torch.zeros_like(below), "above": torch.zeros_like(above), name: place}
+                unit = replace(terms, **part, compact=False)
+                sums, extra = cpu.scatter(keys, queries, value, weight, unit, bandwidth, mirrored=False)
+                gradient += place * (_inner(sums, grad) + _inner(extra, grad_extra))
+    return grad_query, grad_key, grad_value, grad_weight, grad_bandwidth, grad_below, grad_above
+
+
+@sided_sum_backward.register_fake
+def _(
+    grad, grad_extra, query, key, value, weight, bandwidth, nodes, below, above, query_order, key_order, rate, compact, wants_points,
+    wants_value, wants_terms,
+):  # fmt: skip
+    def empty(like, wanted):
+        return like.new_empty(like.shape if wanted else (0,))
+
+    points, values, tables = wants_points, wants_value, wants_terms
+    return (
+        query.new_empty(query.shape if points else (0,)),
+        key.new_empty(key.shape if points else (0,)),
+        value.new_empty(value.shape if values else (0,)),
+        weight.new_empty(weight.shape if values else (0,)),
+        bandwidth.new_empty(bandwidth.shape) if points else value.new_empty(0),
+        below.new_empty(below.shape) if tables else value.new_empty(0),
+        above.new_empty(above.shape) if tables else value.new_empty(0),
+    )
+
+
+def _derivative(terms: Terms) -> Terms:
+    """The terms of `f'`, almost everywhere: `(p e^(-rate u))' = (p' - rate p) e^(-rate u)`, negated on the side above."""
+
+    def differentiate(polynomials: Tensor) -> Tensor:
+        degrees = torch.arange(1, polynomials.shape[1], dtype=polynomials.dtype)
+        slope = polynomials[:, 1:] * degrees
+        if not terms.rate:
+            return slope if slope.shape[1] else torch.zeros_like(polynomials)
+        return torch.nn.functional.pad(slope, (0, 1)) - terms.rate * polynomials
+
+    # beyond its last node the derivative of a compact kernel vanishes too
+    return replace(terms, below=differentiate(terms.below), above=-differentiate(terms.above))
+
+
+def _unit_tables(table: Tensor):
+    """All tables of this shape with a single entry of one."""
+    for j in range(table.shape[0]):
+        for i in range(table.shape[1]):
+            unit = torch.zeros_like(table)
+            unit[j, i] = 1.0
+            yield unit
+
+
+def _inner(left: Tensor, right: Tensor) -> Tensor:
+    return (left * right).sum(dtype=torch.float64)
+
+
+def _bandwidth_gradient(query: Tensor, key: Tensor, grad_query: Tensor, grad_key: Tensor, bandwidth: Tensor) -> Tensor:
+    # the sum of all gradients of a stationary kernel is zero, so any origin serves; a near one does not cancel
+    origin = key.mean(1, keepdim=True) if key.shape[1] else 0.0
+    products = ((query - origin) * grad_query).sum((1, 2), dtype=torch.float64)
+    products = products + ((key - origin) * grad_key).sum((1, 2), dtype=torch.float64)
+    return -products / bandwidth
+
+
+def _setup(ctx, inputs, output):
+    *tensors, rate, compact = inputs
+    ctx.save_for_backward(*tensors, *output[2:])
+    ctx.rate, ctx.compact = rate, compact
+    ctx.mark_non_differentiable(*output[2:])
+
+
+def _backward(ctx, grad, grad_extra, *_):
+    *tensors, query_order, key_order = ctx.saved_tensors
+    query, key, value, weight, bandwidth, nodes, below, above = tensors
+    wants = ctx.needs_input_grad
+    wants_points = wants[0] or wants[1] or wants[4]
+    wants_value = wants[2] or wants[3]
+    wants_terms = wants[6] or wants[7]
+    if grad is None:
+        grad = value.new_zeros(*query.shape[:2], value.shape[2])
+    if grad_extra is None:
+        grad_extra = value.new_zeros(query.shape[:2])
+    gradients = sided_sum_backward(
+        grad,
+        grad_extra,
+        *tensors,
+        query_order,
+        key_order,
+        ctx.rate,
+        ctx.compact,
+        wants_points,
+        wants_value,
+        wants_terms,
+    )
+    places = (0, 1, 2, 3, 4, 6, 7)
+    chosen = dict(zip(places, gradients, strict=True))
+    return tuple(chosen.get(i) if wants[i] else None for i in range(10))
+
+
+sided_sum.register_autograd(_backward, setup_context=_setup)
+
+
+@sided_sum.register_vmap
+def _(info, in_dims, *inputs):
+    """A mapped dimension becomes more problems."""
+    size = info.batch_size
+    if any(in_dims[i] is not None for i in (5, 6, 7)):
+        raise RuntimeError("sortattn cannot vmap over the coefficients of a kernel; call it once per kernel instead")
+
+    def fold(tensor, dim):
+        batched = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        return batched.reshape(-1, *batched.shape[2:])
+
+    folded = [fold(inputs[i], in_dims[i]) for i in range(5)]
+    outputs = sided_sum(*folded, *inputs[5:])
+    return tuple(part.reshape(size, -1, *part.shape[1:]) for part in outputs), (0, 0, 0, 0)

@@ -1,0 +1,51 @@
+"""The sorted backend as `attention` sees it."""
+
+import torch
+from torch import Tensor
+
+from ...kernels import Kernel, SidedKernel
+from ...normalise import normalise
+from ...validation import Problem
+from .api import sided_sum
+
+
+def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
+    """Why this backend cannot serve the call, or None if it can."""
+    if not isinstance(kernel, SidedKernel):
+        return f"sorting sums additive kernels such as add_laplace, add_riesz and add_bump, not {kernel.name}"
+    if problem.causal:
+        return "is_causal is not there yet for the sorted backend; use backend='tiled' or 'auto'"
+    if problem.query.device.type != "cpu":
+        return f"the sorted backend runs on the CPU for now, got tensors on {problem.query.device}"
+    return None
+
+
+def attention(problem: Problem, kernel: SidedKernel) -> Tensor:
+    """Normalised kernel sums, `(P, M, C)`."""
+    return normalise(*_sums(problem, kernel), kernel.floor)
+
+
+def kernel_sum(problem: Problem, kernel: SidedKernel) -> Tensor:
+    """Kernel sums, `(P, M, C)`."""
+    return _sums(problem, kernel)[0]
+
+
+def _sums(problem: Problem, kernel: SidedKernel) -> tuple[Tensor, Tensor]:
+    query, key, value = problem.query, problem.key, problem.value
+    weight = value.new_ones(value.shape[:2]) if problem.weight is None else problem.weight
+    bandwidth = torch.as_tensor(problem.bandwidth, dtype=torch.float64, device=query.device)
+    bandwidth = bandwidth.reshape(-1).expand(query.shape[0])
+    terms = kernel.terms()
+    # the argsorts, which only the backward pass needs, are not kept alive by a name here
+    sums, total = sided_sum(
+        query, key, value, weight, bandwidth, terms.nodes, terms.below, terms.above, terms.rate, terms.compact
+    )[:2]
+    parts = kernel.separable(query, key, problem.bandwidth)
+    if parts is not None:
+        row, column = parts
+        # the separable part of every sum is a combination of two rows: the sum of the values, and a weighted one
+        factors = torch.stack([weight, column * weight], 1)
+        shares = torch.stack([row, torch.ones_like(row)], 2)
+        sums = torch.baddbmm(sums, shares, factors @ value)
+        total = total + (shares @ factors.sum(-1, keepdim=True))[..., 0]
+    return sums, total

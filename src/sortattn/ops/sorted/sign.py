@@ -1,0 +1,72 @@
+"""Sign sums by sorting: the operator behind `weighted_sign_sum`."""
+
+import torch
+from torch import Tensor
+
+from ...kernels import Terms
+
+
+def _sign_terms() -> Terms:
+    # sign(u) = H(u) - H(-u)
+    one = torch.ones(1, 1, dtype=torch.float64)
+    return Terms(torch.zeros(1, dtype=torch.float64), one, -one, rate=0.0, compact=False)
+
+
+@torch.library.custom_op("sortattn::sign_dot", mutates_args=(), device_types="cpu")
+def sign_dot(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
+    """`(P, M, D)`: `sum_n sign(q_md - k_nd) <v_n, weight_m>`."""
+    from . import cpu
+
+    query, key, value, weight = (part.detach().contiguous() for part in (query, key, value, weight))
+    tau = torch.ones(query.shape[0], dtype=torch.float64)
+    nothing = [value.new_zeros(part.shape[:2]) for part in (value, weight)]
+    queries, keys = (cpu.Points(points, cpu.sort(points)) for points in (query, key))
+    factors = tau.tolist()
+    return cpu.dot(keys, queries, value, nothing[0], weight, nothing[1], _sign_terms(), tau, False, factors)
+
+
+@sign_dot.register_fake
+def _(query, key, value, weight):
+    return query.new_empty(query.shape)
+
+
+@torch.library.custom_op("sortattn::sign_dot_backward", mutates_args=(), device_types="cpu")
+def sign_dot_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of value and weight, one dimension at a time: each has factors of its own."""
+    from . import cpu
+
+    parts = (grad, query, key, value, weight)
+    grad, query, key, value, weight = (part.detach().contiguous() for part in parts)
+    tau = torch.ones(query.shape[0], dtype=torch.float64)
+    empty = [value.new_zeros(part.shape[:2]) for part in (value, weight)]
+    grad_value, grad_weight = torch.zeros_like(value), torch.zeros_like(weight)
+    for d in range(query.shape[2]):
+        lines = [points[..., d : d + 1].contiguous() for points in (query, key)]
+        queries, keys = (cpu.Points(line, cpu.sort(line)) for line in lines)
+        factor = grad[..., d : d + 1]
+        grad_value += cpu.scatter(queries, keys, factor * weight, empty[1], _sign_terms(), tau, mirrored=True)[0]
+        grad_weight += factor * cpu.scatter(keys, queries, value, empty[0], _sign_terms(), tau, mirrored=False)[0]
+    return grad_value, grad_weight
+
+
+@sign_dot_backward.register_fake
+def _(grad, query, key, value, weight):
+    return value.new_empty(value.shape), weight.new_empty(weight.shape)
+
+
+def _setup(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx, grad):
+    grad_value, grad_weight = sign_dot_backward(grad, *ctx.saved_tensors)
+    # piecewise constant in the points: zeros, so that asking for these gradients is no error
+    query, key, *_ = ctx.saved_tensors
+    zeros = [
+        torch.zeros_like(part) if wanted else None
+        for part, wanted in zip((query, key), ctx.needs_input_grad, strict=False)
+    ]
+    return *zeros, grad_value, grad_weight
+
+
+sign_dot.register_autograd(_backward, setup_context=_setup)

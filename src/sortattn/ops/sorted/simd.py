@@ -1,0 +1,347 @@
+"""Fixed-width vectors for Numba: a row of channels, or a group of queries, held in registers.
+
+Numba keeps small arrays in memory, so a running sum over rows would be stored and loaded again at every key. These
+intrinsics give it LLVM's own vector type instead; LLVM splits a vector into whatever registers the processor has, so the
+same code serves SSE, AVX2, AVX-512 and NEON. Vectors of the same type add, subtract and multiply with `+`, `-`, `*`.
+"""
+
+import operator
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.imputils import lower_constant
+from numba.extending import NativeValue, intrinsic, models, overload, register_model, typeof_impl, unbox
+
+
+class Constant:
+    """An integer that is part of a function's signature: each value gets compiled code, and a cache entry, of its own."""
+
+    def __init__(self, number: int):
+        self.number = number
+
+
+class ConstantType(types.Type):
+    """The type of a Constant."""
+
+    def __init__(self, number):
+        self.number = number
+        super().__init__(name=f"Constant({number})")
+
+
+register_model(ConstantType)(models.OpaqueModel)
+
+
+@typeof_impl.register(Constant)
+def _typeof_constant(constant, context):
+    return ConstantType(constant.number)
+
+
+@unbox(ConstantType)
+def _unbox_constant(kind, constant, context):
+    return NativeValue(context.context.get_dummy_value())
+
+
+@lower_constant(ConstantType)
+def _lower_constant(context, builder, kind, constant):
+    return context.get_dummy_value()
+
+
+def value_of(constant):
+    """The value of a Constant, known to the compiler."""
+    return constant.number
+
+
+@overload(value_of)
+def _value_of(constant):
+    value = constant.number
+    return lambda constant: value
+
+
+class Vector(types.Type):
+    """`width` lanes of the scalar type `scalar`."""
+
+    def __init__(self, scalar, width):
+        self.scalar = scalar
+        self.width = width
+        super().__init__(name=f"Vector({scalar}, {width})")
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, manager, vector):
+        lane = manager.lookup(vector.scalar).get_value_type()
+        super().__init__(manager, vector, ir.VectorType(lane, vector.width))
+
+
+_INDEX = ir.IntType(32)
+
+
+def _address(context, builder, array_type, array, offset):
+    data = context.make_array(array_type)(context, builder, array).data
+    return builder.gep(data, [offset])
+
+
+def _splat(builder, scalar, kind):
+    undefined = ir.Constant(kind, ir.Undefined)
+    first = builder.insert_element(undefined, scalar, ir.Constant(_INDEX, 0))
+    lanes = ir.Constant(ir.VectorType(_INDEX, kind.count), [0] * kind.count)
+    return builder.shuffle_vector(first, undefined, lanes)
+
+
+def _call(builder, name, kind, args):
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * len(args)), name)
+    return builder.call(function, args)
+
+
+def _suffix(kind, vector):
+    return f"v{kind.count}f{vector.scalar.bitwidth}"
+
+
+# memory
+
+
+@intrinsic
+def load(typing, array, offset, lanes):
+    """The entries of the flat `array` from `offset` on, as many as the Constant `lanes` says."""
+    vector = Vector(array.dtype, lanes.number)
+
+    def emit(context, builder, signature, args):
+        address = _address(context, builder, signature.args[0], args[0], args[1])
+        address = builder.bitcast(address, context.get_value_type(vector).as_pointer())
+        return builder.load(address, align=array.dtype.bitwidth // 8)
+
+    return vector(array, types.intp, lanes), emit
+
+
+@intrinsic
+def store(typing, array, offset, vector):
+    """Write `vector` to the flat `array` from `offset` on."""
+
+    def emit(context, builder, signature, args):
+        address = _address(context, builder, signature.args[0], args[0], args[1])
+        address = builder.bitcast(address, context.get_value_type(vector).as_pointer())
+        builder.store(args[2], address, align=array.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, vector), emit
+
+
+@intrinsic
+def at(typing, array, offset):
+    """`array[offset]` for an offset known not to be negative: no test for it."""
+
+    def emit(context, builder, signature, args):
+        return builder.load(_address(context, builder, signature.args[0], args[0], args[1]))
+
+    return array.dtype(array, types.intp), emit
+
+
+@intrinsic
+def put(typing, array, offset, scalar):
+    """`array[offset] = scalar` for an offset known not to be negative."""
+
+    def emit(context, builder, signature, args):
+        builder.store(args[2], _address(context, builder, signature.args[0], args[0], args[1]))
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, array.dtype), emit
+
+
+def _count(comparison):
+    @intrinsic
+    def count(typing, array, offset, place):
+        vector = Vector(array.dtype, SCAN)
+
+        def emit(context, builder, signature, args):
+            address = _address(context, builder, signature.args[0], args[0], args[1])
+            address = builder.bitcast(address, context.get_value_type(vector).as_pointer())
+            points = builder.load(address, align=array.dtype.bitwidth // 8)
+            wide = ir.VectorType(ir.DoubleType(), SCAN)
+            if array.dtype != types.float64:
+                points = builder.fpext(points, wide)
+            mask = builder.fcmp_ordered(comparison, points, _splat(builder, args[2], wide))
+            return builder.zext(builder.ctpop(builder.bitcast(mask, ir.IntType(SCAN))), ir.IntType(64))
+
+        return types.int64(array, types.intp, types.float64), emit
+
+    return count
+
+
+# points that the counts below look at together
+SCAN = 16
+count_below = _count("<")
+count_up_to = _count("<=")
+
+
+# making vectors and taking them apart
+
+
+@intrinsic
+def zeros(typing, array, lanes):
+    """A vector of zeros of the array's scalar type."""
+    vector = Vector(array.dtype, lanes.number)
+
+    def emit(context, builder, signature, args):
+        kind = context.get_value_type(vector)
+        return ir.Constant(kind, [0.0] * kind.count)
+
+    return vector(array, lanes), emit
+
+
+@intrinsic
+def splat(typing, scalar, lanes):
+    """A vector with `scalar` in every lane."""
+    vector = Vector(scalar, lanes.number)
+
+    def emit(context, builder, signature, args):
+        return _splat(builder, args[0], context.get_value_type(vector))
+
+    return vector(scalar, lanes), emit
+
+
+@intrinsic
+def pack(typing, first, second, third, fourth):
+    """A vector of four lanes."""
+    vector = Vector(first, 4)
+
+    def emit(context, builder, signature, args):
+        packed = ir.Constant(context.get_value_type(vector), ir.Undefined)
+        for i, scalar in enumerate(args):
+            packed = builder.insert_element(packed, scalar, ir.Constant(_INDEX, i))
+        return packed
+
+    return vector(first, first, first, first), emit
+
+
+@intrinsic(prefer_literal=True)
+def lane(typing, vector, index):
+    """One lane of a vector; `index` is a literal."""
+
+    def emit(context, builder, signature, args):
+        return builder.extract_element(args[0], ir.Constant(_INDEX, index.literal_value))
+
+    return vector.scalar(vector, index), emit
+
+
+@intrinsic
+def widen(typing, vector):
+    """The vector in float64."""
+    wide = Vector(types.float64, vector.width)
+
+    def emit(context, builder, signature, args):
+        return args[0] if vector.scalar == types.float64 else builder.fpext(args[0], context.get_value_type(wide))
+
+    return wide(vector), emit
+
+
+@intrinsic
+def narrow(typing, vector, array):
+    """The float64 vector rounded to the array's scalar type."""
+    thin = Vector(array.dtype, vector.width)
+
+    def emit(context, builder, signature, args):
+        return args[0] if array.dtype == types.float64 else builder.fptrunc(args[0], context.get_value_type(thin))
+
+    return thin(vector, array), emit
+
+
+@intrinsic
+def float_from_bits(typing, bits):
+    """The float32 whose bit pattern is the int32 `bits`."""
+
+    def emit(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.int32), emit
+
+
+# arithmetic
+
+
+@intrinsic
+def multiply_add(typing, scalar, vector, total):
+    """`scalar * vector + total`, rounded once."""
+
+    def emit(context, builder, signature, args):
+        kind = context.get_value_type(vector)
+        factor = _splat(builder, args[0], kind)
+        return _call(builder, f"llvm.fma.{_suffix(kind, vector)}", kind, [factor, args[1], args[2]])
+
+    return vector(vector.scalar, vector, vector), emit
+
+
+def _binary(instruction):
+    @intrinsic
+    def combine(typing, left, right):
+        def emit(context, builder, signature, args):
+            return getattr(builder, instruction)(*args)
+
+        return left(left, right), emit
+
+    return combine
+
+
+def _register(symbol, combine):
+    @overload(symbol)
+    def _vectors(left, right):
+        if isinstance(left, Vector) and left == right:
+            return lambda left, right: combine(left, right)
+
+
+for _symbol, _instruction in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul")):
+    _register(_symbol, _binary(_instruction))
+
+
+@intrinsic
+def magnitude(typing, vector):
+    """The absolute values of the lanes."""
+
+    def emit(context, builder, signature, args):
+        kind = context.get_value_type(vector)
+        return _call(builder, f"llvm.fabs.{_suffix(kind, vector)}", kind, args)
+
+    return vector(vector), emit
+
+
+@intrinsic
+def smaller(typing, left, right):
+    """The smaller of the two in every lane."""
+
+    def emit(context, builder, signature, args):
+        kind = context.get_value_type(left)
+        return _call(builder, f"llvm.minnum.{_suffix(kind, left)}", kind, args)
+
+    return left(left, right), emit
+
+
+@intrinsic
+def step(typing, vector):
+    """Heaviside's function of every lane, one half at zero."""
+
+    def emit(context, builder, signature, args):
+        kind = context.get_value_type(vector)
+        zero, half, one = (ir.Constant(kind, [number] * kind.count) for number in (0.0, 0.5, 1.0))
+        tied = builder.select(builder.fcmp_ordered("==", args[0], zero), half, zero)
+        return builder.select(builder.fcmp_ordered(">", args[0], zero), one, tied)
+
+    return vector(vector), emit
+
+
+@intrinsic
+def inner(typing, left, right):
+    """The inner product of two vectors, always summed in the same tree order."""
+
+    def emit(context, builder, signature, args):
+        total = builder.fmul(args[0], args[1])
+        width = left.width
+        while width > 1:
+            width //= 2
+            lanes = ir.VectorType(_INDEX, width)
+            undefined = ir.Constant(total.type, ir.Undefined)
+            low = builder.shuffle_vector(total, undefined, ir.Constant(lanes, list(range(width))))
+            high = builder.shuffle_vector(total, undefined, ir.Constant(lanes, list(range(width, 2 * width))))
+            total = builder.fadd(low, high)
+        return builder.extract_element(total, ir.Constant(_INDEX, 0))
+
+    return left.scalar(left, right), emit

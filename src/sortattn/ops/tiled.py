@@ -1,0 +1,235 @@
+"""Exact and quadratic, but never an M x N matrix: blocks of queries against blocks of keys, forward and backward.
+
+`softmax` and `gauss` are SDPA where it can serve them, `gauss` with one more dimension: `q' = [q, 1]`,
+`k' = [k, -|k|^2 / 2]`, as the query's norm cancels. All else goes block by block through the dense formula of the
+kernel; the backward pass makes each block again and differentiates it.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .. import threads
+from ..kernels import ExponentialKernel, Gauss, Kernel, Softmax, rebuild
+from ..normalise import normalise
+from ..validation import Problem
+
+# numbers in the largest intermediate of a block, per dimension that autograd keeps of it in the backward pass
+_BLOCK = 1 << 22
+_LENGTH = 256
+
+
+def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
+    """Blocks serve every call."""
+    return None
+
+
+def attention(problem: Problem, kernel: Kernel) -> Tensor:
+    """`y_m = sum_n Phi(q_m, k_n) v_n / sum_n Phi(q_m, k_n)`, `(P, M, C)`."""
+    if isinstance(kernel, (Softmax, Gauss)) and _sdpa_serves(problem):
+        return _sdpa(problem, kernel)
+    sums, total = _sums(problem, kernel, shifted=isinstance(kernel, ExponentialKernel))
+    return normalise(sums, total, kernel.floor)
+
+
+def kernel_sum(problem: Problem, kernel: Kernel) -> Tensor:
+    """`z_m = sum_n Phi(q_m, k_n) v_n`, `(P, M, C)`."""
+    return _sums(problem, kernel, shifted=False)[0]
+
+
+def _sdpa_serves(problem: Problem) -> bool:
+    # SDPA aligns its causal mask at the start and takes no other mask beside it
+    square = problem.query.shape[1] == problem.key.shape[1]
+    return not problem.causal or (square and problem.weight is None)
+
+
+def _sdpa(problem: Problem, kernel: Softmax | Gauss) -> Tensor:
+    query, key = kernel.center(problem.query, problem.key)
+    query, key = query / problem.bandwidth, key / problem.bandwidth
+    if isinstance(kernel, Gauss):
+        query = torch.nn.functional.pad(query, (0, 1), value=1.0)
+        key = torch.cat([key, key.square().sum(-1, keepdim=True) / -2], -1)
+    mask = None if problem.weight is None else (problem.weight != 0)[:, None, None, :]
+    out = torch.nn.functional.scaled_dot_product_attention(
+        query[:, None], key[:, None], problem.value[:, None], attn_mask=mask, is_causal=problem.causal, scale=1.0
+    )[:, 0]
+    return out if mask is None else torch.where(mask.any(-1), out, 0.0)
+
+
+def _sums(problem: Problem, kernel: Kernel, shifted: bool) -> tuple[Tensor, Tensor]:
+    query, key, value = problem.query, problem.key, problem.value
+    if shifted:
+        query, key = kernel.center(query, key)
+    weight = value.new_ones(value.shape[:2]) if problem.weight is None else problem.weight
+    bandwidth = torch.as_tensor(problem.bandwidth, dtype=query.dtype, device=query.device)
+    bandwidth = bandwidth.reshape(-1, 1, 1).expand(query.shape[0], 1, 1)
+    parameters = kernel.parameters()
+    if parameters is None:
+        parameters = query.new_empty(0)
+    sums, total, _ = tiled_sum(
+        query, key, value, weight, bandwidth, parameters, kernel.name, problem.causal, problem.group, shifted
+    )
+    return sums, total
+
+
+@torch.library.custom_op("sortattn::tiled_sum", mutates_args=())
+def tiled_sum(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    bandwidth: Tensor,
+    parameters: Tensor,
+    kernel: str,
+    causal: bool,
+    group: int,
+    shifted: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Kernel sums of values `(P, M, C)` and of weights `(P, M)`, both divided by `e^shift`, and the shift `(P, M)`.
+
+    With `shifted`, for kernels with a logarithm, the shift is the largest of each row's, so that nothing overflows and no
+    row vanishes; otherwise it is zero.
+    """
+    query, key, value, weight = (part.detach() for part in (query, key, value, weight))
+    chosen = rebuild(kernel, parameters.detach() if parameters.numel() else None)
+    sums = torch.zeros(*query.shape[:2], value.shape[2], dtype=value.dtype, device=value.device)
+    total = torch.zeros(query.shape[:2], dtype=value.dtype, device=value.device)
+    shift = torch.full_like(total, -torch.inf if shifted else 0.0)
+    for problems, rows, columns in _blocks(query, key, causal, group):
+        seen = _seen(weight[problems, columns], rows, columns, query, key, causal, group)
+        if shifted:
+            scores = chosen.log_gram(query[problems, rows], key[problems, columns], bandwidth[problems])
+            scores = torch.where(seen, scores, -torch.inf)
+            before = shift[problems, rows]
+            after = torch.maximum(before, scores.amax(-1))
+            # a row that has seen nothing yet has no scale to change
+            change = torch.where(before == -torch.inf, 0.0, (before - after).exp())
+            sums[problems, rows] *= change[..., None]
+            total[problems, rows] *= change
+            shift[problems, rows] = after
+            block = (scores - torch.where(after == -torch.inf, 0.0, after)[..., None]).exp()
+        else:
+            block = chosen.gram(query[problems, rows], key[problems, columns], bandwidth[problems])
+            block = torch.where(seen, block, 0.0)
+        sums[problems, rows] += block @ value[problems, columns]
+        total[problems, rows] += block.sum(-1)
+    return sums, total, torch.where(shift == -torch.inf, 0.0, shift)
+
+
+@tiled_sum.register_fake
+def _(query, key, value, weight, bandwidth, parameters, kernel, causal, group, shifted):
+    rows = value.new_empty(query.shape[0], query.shape[1], value.shape[2])
+    return rows, value.new_empty(query.shape[:2]), value.new_empty(query.shape[:2])
+
+
+@torch.library.custom_op("sortattn::tiled_sum_backward", mutates_args=())
+def tiled_sum_backward(
+    grad: Tensor,
+    grad_total: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    bandwidth: Tensor,
+    parameters: Tensor,
+    shift: Tensor,
+    kernel: str,
+    causal: bool,
+    group: int,
+    shifted: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of query, key, value, bandwidth and parameters."""
+    inputs = tuple(part.detach() for part in (query, key, value, bandwidth, parameters))
+    gradients = tuple(torch.zeros_like(part, memory_format=torch.contiguous_format) for part in inputs)
+
+    def accumulate() -> None:
+        for problems, rows, columns in _blocks(query, key, causal, group):
+            places = ((problems, rows), (problems, columns), (problems, columns), (problems,), (slice(None),))
+            leaves = [part[place].detach().requires_grad_() for part, place in zip(inputs, places, strict=True)]
+            seen = _seen(weight[problems, columns], rows, columns, query, key, causal, group)
+            queries, keys, values, taus, numbers = leaves
+            chosen = rebuild(kernel, numbers if numbers.numel() else None)
+            if shifted:
+                scores = chosen.log_gram(queries, keys, taus) - shift[problems, rows][..., None]
+                block = torch.where(seen, scores, -torch.inf).exp()
+            else:
+                block = torch.where(seen, chosen.gram(queries, keys, taus), 0.0)
+            outputs = (block @ values, block.sum(-1))
+            grads = (grad[problems, rows], grad_total[problems, rows])
+            parts = torch.autograd.grad(outputs, leaves, grads, allow_unused=True)
+            for gradient, place, part in zip(gradients, places, parts, strict=True):
+                if part is not None:
+                    gradient[place] += part
+
+    threads.apart(accumulate)
+    return gradients
+
+
+@tiled_sum_backward.register_fake
+def _(
+    grad, grad_total, query, key, value, weight, bandwidth, parameters, shift, kernel, causal, group, shifted
+):  # fmt: skip
+    return tuple(part.new_empty(part.shape) for part in (query, key, value, bandwidth, parameters))
+
+
+def _blocks(query: Tensor, key: Tensor, causal: bool, group: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Slices of problems, queries and keys that together make up all pairs that may see each other."""
+    problems, rows, dims = query.shape
+    length = min(_LENGTH, max(rows, 1)), min(_LENGTH, max(key.shape[1], 1))
+    together = max(1, _BLOCK // (length[0] * length[1] * dims))
+    each = rows // group
+    for p in range(0, problems, together):
+        for m in range(0, rows, length[0]):
+            reach = key.shape[1]
+            if causal and m // each == (min(m + length[0], rows) - 1) // each:
+                # all rows of the block belong to one head: keys beyond its last query are not seen
+                reach = max(0, (min(m + length[0], rows) - 1) % each + 1 + key.shape[1] - each)
+            for n in range(0, reach, length[1]):
+                yield slice(p, p + together), slice(m, m + length[0]), slice(n, n + length[1])
+
+
+def _seen(weight: Tensor, rows: slice, columns: slice, query: Tensor, key: Tensor, causal: bool, group: int) -> Tensor:
+    """True where a query of the block sees a key, broadcastable to the block."""
+    seen = (weight != 0)[:, None, :]
+    if not causal:
+        return seen
+    each = query.shape[1] // group
+    position = torch.arange(rows.start, min(rows.stop, query.shape[1]), device=query.device) % each
+    index = torch.arange(columns.start, min(columns.stop, key.shape[1]), device=query.device)
+    return seen & (index <= (position + key.shape[1] - each)[:, None])
+
+
+def _setup(ctx, inputs, output):
+    *tensors, kernel, causal, group, shifted = inputs
+    ctx.save_for_backward(*tensors, output[2])
+    ctx.options = kernel, causal, group, shifted
+    ctx.mark_non_differentiable(output[2])
+
+
+def _backward(ctx, grad, grad_total, _):
+    *tensors, shift = ctx.saved_tensors
+    query, _, value, *_ = tensors
+    if grad is None:
+        grad = value.new_zeros(*query.shape[:2], value.shape[2])
+    if grad_total is None:
+        grad_total = value.new_zeros(query.shape[:2])
+    dq, dk, dv, dtau, dparameters = tiled_sum_backward(grad, grad_total, *tensors, shift, *ctx.options)
+    return dq, dk, dv, None, dtau, dparameters, None, None, None, None
+
+
+tiled_sum.register_autograd(_backward, setup_context=_setup)
+
+
+@tiled_sum.register_vmap
+def _(info, in_dims, *inputs):
+    """A mapped dimension becomes more problems."""
+    if in_dims[5] is not None:
+        raise RuntimeError("sortattn cannot vmap over the coefficients of a kernel; call it once per kernel instead")
+
+    def fold(tensor, dim):
+        batched = tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+        return batched.reshape(-1, *batched.shape[2:])
+
+    outputs = tiled_sum(*(fold(inputs[i], in_dims[i]) for i in range(5)), *inputs[5:])
+    return tuple(part.reshape(info.batch_size, -1, *part.shape[1:]) for part in outputs), (0, 0, 0)

@@ -1,0 +1,216 @@
+"""What a call must look like, checked before any work is done, and the one layout that every backend sees."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .kernels import Kernel
+
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One validated call with its leading dimensions flattened into P problems.
+
+    `query (P, M, D)`, `key (P, N, D)`, `value (P, N, C)` in float32 or float64, `weight (P, N)` one where a key takes
+    part and zero elsewhere (None: all do), `bandwidth` a float or a tensor `(P, 1, 1)`. Grouped query heads are
+    folded into M, `group` of them one behind the other, so that keys are never copied. Masked keys are finite and
+    masked values zero, whatever the caller's held.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    weight: Tensor | None
+    bandwidth: float | Tensor
+    causal: bool
+    group: int
+    leading: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def rows(self) -> int:
+        """The number of queries of one head, before folding."""
+        return self.query.shape[-2] // self.group
+
+    def visible(self, start: int, stop: int) -> Tensor | None:
+        """For a causal call: how many keys the queries `start ... stop - 1` see, at least zero; None otherwise."""
+        if not self.causal:
+            return None
+        position = torch.arange(start, stop, device=self.query.device) % max(self.rows, 1)
+        return (position + 1 + self.key.shape[-2] - self.rows).clamp(min=0)
+
+    def restore(self, rows: Tensor) -> Tensor:
+        """Bring `(P, M, ...)` rows back to the caller's leading dimensions and dtype."""
+        return rows.to(self.dtype).reshape(*self.leading, self.rows, *rows.shape[2:])
+
+
+def make_problem(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    kernel: Kernel,
+    *,
+    bandwidth: float | Tensor | None = None,
+    key_mask: Tensor | None = None,
+    is_causal: bool = False,
+    enable_gqa: bool = False,
+) -> Problem:
+    """Check a call against the contract and flatten it."""
+    _check_tensors(query, key, value)
+    query, key, value = _autocast(query, key, value)
+    _check_match(query, key, value)
+    leading, group = _leading(query, key, value, enable_gqa)
+    bandwidth = _check_bandwidth(bandwidth, kernel, query, leading)
+    mask = _check_mask(key_mask, query, key, leading)
+    if group > 1 and isinstance(bandwidth, Tensor) and bandwidth.dim() and bandwidth.shape[-1] != 1:
+        # heads of one group with bandwidths of their own share no sums: then the keys are repeated
+        key, value = (part.repeat_interleave(group, -3) for part in (key, value))
+        group = 1
+
+    dtype = query.dtype
+    working = torch.float64 if dtype == torch.float64 else torch.float32
+    query, key, value = query.to(working), key.to(working), value.to(working)
+    rows, columns = query.shape[-2], key.shape[-2]
+    shared = leading if group == 1 else (*leading[:-1], leading[-1] // group)
+    query = query.expand(*leading, *query.shape[-2:]).reshape(-1, group * rows, query.shape[-1])
+    key = key.expand(*shared, *key.shape[-2:]).reshape(-1, columns, key.shape[-1])
+    value = value.expand(*shared, *value.shape[-2:]).reshape(-1, columns, value.shape[-1])
+    weight = None
+    if mask is not None:
+        mask = mask if group == 1 else mask.expand(*leading, columns)[..., ::group, :]
+        mask = mask.expand(*shared, columns).reshape(-1, columns)
+        # whatever masked rows held, a NaN say, must not count; keys go to the mean of the others and not to zero, which
+        # may be far away: backends that measure from the mean of the keys would then lose digits
+        seen = mask[..., None]
+        total = torch.where(seen, key.detach(), 0.0).sum(-2, keepdim=True)
+        key = torch.where(seen, key, total / mask.sum(-1).clamp(min=1)[..., None, None])
+        value = torch.where(seen, value, 0.0)
+        weight = mask.to(working)
+    if isinstance(bandwidth, Tensor):
+        bandwidth = bandwidth.to(query)
+        narrow = bandwidth if group == 1 else bandwidth.expand(*leading[:-1], 1)
+        bandwidth = narrow.expand(shared).reshape(-1, 1, 1)
+    return Problem(query, key, value, weight, bandwidth, is_causal, group, leading, dtype)
+
+
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+        if tensor.dtype not in _DTYPES:
+            raise TypeError(f"{name} must be float64, float32, float16 or bfloat16, got {tensor.dtype}")
+        if tensor.dim() < 2:
+            raise ValueError(f"{name} must have shape (..., length, channels), got {tuple(tensor.shape)}")
+        if tensor.device != query.device:
+            raise ValueError(f"{name} must be on query's device {query.device}, got {tensor.device}")
+
+
+def _autocast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        # as for SDPA: autocast brings all three to its type, but leaves float64 alone
+        if all(part.dtype != torch.float64 for part in (query, key, value)):
+            return query.to(dtype), key.to(dtype), value.to(dtype)
+    return query, key, value
+
+
+def _check_match(query: Tensor, key: Tensor, value: Tensor) -> None:
+    for name, tensor in (("key", key), ("value", value)):
+        if tensor.dtype != query.dtype:
+            raise TypeError(f"{name} must have query's dtype {query.dtype}, got {tensor.dtype}")
+    if key.shape[-1] != query.shape[-1]:
+        raise ValueError(
+            f"key must have shape (..., N, {query.shape[-1]}) to match query {tuple(query.shape)}, "
+            f"got {tuple(key.shape)}"
+        )
+    if query.shape[-1] == 0:
+        raise ValueError(f"query must have at least one channel, got shape {tuple(query.shape)}")
+    if value.shape[-2] != key.shape[-2]:
+        raise ValueError(
+            f"value must have shape (..., {key.shape[-2]}, C) to match key {tuple(key.shape)}, got {tuple(value.shape)}"
+        )
+
+
+def _leading(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[tuple[int, ...], int]:
+    """The broadcast leading dimensions and the number of query heads per key head."""
+    shapes = [tuple(part.shape[:-2]) for part in (query, key, value)]
+    group = 1
+    if enable_gqa:
+        if any(len(shape) == 0 for shape in shapes):
+            raise ValueError("enable_gqa needs a head dimension: tensors of shape (..., heads, length, channels)")
+        heads, shared = shapes[0][-1], shapes[1][-1]
+        if shapes[2][-1] != shared:
+            raise ValueError(f"value must have key's {shared} heads, got {shapes[2][-1]}")
+        if shared == 0 or heads % shared:
+            raise ValueError(
+                f"with enable_gqa the query heads must be a multiple of the key heads, got {heads} and {shared}"
+            )
+        group = heads // shared
+        shapes[1:] = [(*shape[:-1], heads) for shape in shapes[1:]]
+    try:
+        return tuple(torch.broadcast_shapes(*shapes)), group
+    except RuntimeError:
+        hint = "" if enable_gqa else " (fewer key heads than query heads need enable_gqa=True)"
+        raise ValueError(
+            "the leading dimensions of query, key and value must broadcast, got "
+            f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}{hint}"
+        ) from None
+
+
+def _check_bandwidth(
+    bandwidth: float | Tensor | None, kernel: Kernel, query: Tensor, leading: tuple[int, ...]
+) -> float | Tensor:
+    if bandwidth is None:
+        return kernel.default_bandwidth(query.shape[-1])
+    if isinstance(bandwidth, Tensor):
+        if not bandwidth.is_floating_point():
+            raise TypeError(f"bandwidth must be a floating-point tensor, got {bandwidth.dtype}")
+        if bandwidth.device != query.device:
+            raise ValueError(f"bandwidth must be on query's device {query.device}, got {bandwidth.device}")
+        try:
+            fits = tuple(torch.broadcast_shapes(bandwidth.shape, leading)) == leading
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise ValueError(
+                "bandwidth must be a number or a tensor that broadcasts to the leading dimensions "
+                f"{leading} (shape (H,) gives one per head), got shape {tuple(bandwidth.shape)}"
+            )
+        return bandwidth
+    if isinstance(bandwidth, bool) or not isinstance(bandwidth, (int, float)):
+        raise TypeError(f"bandwidth must be a number, a tensor or None, got {type(bandwidth).__name__}")
+    if not bandwidth > 0:
+        raise ValueError(f"bandwidth must be positive, got {bandwidth}")
+    return float(bandwidth)
+
+
+def _check_mask(mask: Tensor | None, query: Tensor, key: Tensor, leading: tuple[int, ...]) -> Tensor | None:
+    """The mask with shape broadcastable to `(*leading, N)`."""
+    if mask is None:
+        return None
+    columns = key.shape[-2]
+    batch = leading[0] if leading else 1
+    expected = f"key_mask must be bool of shape (B, N) = ({batch}, {columns}), or any shape that broadcasts to " + (
+        f"{(*leading, columns)}"
+    )
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"{expected}, True where the key takes part, got {kind}")
+    if mask.device != query.device:
+        raise ValueError(f"key_mask must be on query's device {query.device}, got {mask.device}")
+    if mask.dim() == 2 and tuple(mask.shape) in {(batch, columns), (1, columns)}:
+        return mask.reshape(*mask.shape[: len(leading[:1])], *(1,) * (len(leading) - 1), columns)
+    if mask.dim() == len(leading) + 2 or (mask.dim() == 2 and mask.shape[0] == query.shape[-2]):
+        raise ValueError(f"{expected}; dense (M, N) masks are not supported, got shape {tuple(mask.shape)}")
+    try:
+        fits = tuple(torch.broadcast_shapes(mask.shape, (*leading, columns))) == (*leading, columns)
+    except RuntimeError:
+        fits = False
+    # a 2-D mask is (B, N) and nothing else: (H, N) would be taken for it on a square shape
+    if not fits or mask.shape[-1:] != (columns,) or (mask.dim() == 2 and len(leading) != 1):
+        raise ValueError(f"{expected}, got shape {tuple(mask.shape)}")
+    return mask

@@ -1,0 +1,44 @@
+"""Fixtures for all tests."""
+
+import pytest
+import torch
+from hypothesis import settings
+
+# the same examples on every run, so that a red test is the fault of the change; `explore` looks for new ones
+settings.register_profile("default", deadline=None, derandomize=True, database=None, max_examples=40)
+settings.register_profile("explore", deadline=None, max_examples=500)
+settings.load_profile("default")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device", default="cpu", help="the device whose tensors are tested: cpu (default) or cuda")
+
+
+@pytest.fixture(scope="session")
+def device(request) -> str:
+    """The device of all tensors that a test makes."""
+    return request.config.getoption("--device")
+
+
+@pytest.fixture()
+def cpu_only(device) -> None:
+    """For tests of what only the CPU has: threads, forks, compiled loops."""
+    if device != "cpu":
+        pytest.skip("a property of the CPU backends")
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory():
+    """Memory that torch hands out uninitialised holds NaN, so that a result read before it is written shows."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+@pytest.fixture()
+def threads():
+    """`torch.set_num_threads`, undone afterwards."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
