@@ -151,11 +151,21 @@ def plan_groups(sources, targets, nodes, tiles, groups, number, starts, nears, a
 
 
 @compiled
-def _fill_exponentials(points, start, stop, origin, rate, out):
-    """`out[i] = e^(rate (points[i] - origin))`."""
-    real = out.dtype.type
+def _fill_exponentials(points, start, stop, origin, end, rate, falling, low, high):
+    """`e^(-rate (x - origin))` and `e^(-rate (end - x))` for targets, which are `falling`; for sources their inverses."""
+    real = low.dtype.type
+    whole = math.exp(-rate * (end - origin))
+    if falling:
+        for i in range(start, stop):
+            low[i] = _exp(real(-rate * (np.float64(points[i]) - origin)))
+    else:
+        whole = 1.0 / whole
+        for i in range(start, stop):
+            low[i] = _exp(real(rate * (np.float64(points[i]) - origin)))
+    # the two multiply to the same number everywhere in the tile: a division is cheaper than an exponential
+    product = real(whole)
     for i in range(start, stop):
-        out[i] = _exp(real(rate * (np.float64(points[i]) - origin)))
+        high[i] = product / low[i]
 
 
 @compiled
@@ -168,12 +178,10 @@ def fill_decays(points, targets, rate, tiles, number, source_low, source_high, t
     for tile in range(number):
         start, stop = np.int64(tiles[tile]), np.int64(tiles[tile + 1])
         origin, end = np.float64(targets[start]), np.float64(targets[stop - 1])
-        _fill_exponentials(targets, start, stop, origin, -rate, target_low)
-        _fill_exponentials(targets, start, stop, end, rate, target_high)
+        _fill_exponentials(targets, start, stop, origin, end, rate, True, target_low, target_high)
         first = _first_from(points, n, origin)
         n = _first_beyond(points, first, end)
-        _fill_exponentials(points, first, n, origin, rate, source_low)
-        _fill_exponentials(points, first, n, end, -rate, source_high)
+        _fill_exponentials(points, first, n, origin, end, rate, False, source_low, source_high)
 
 
 @compiled
@@ -391,6 +399,16 @@ def _sum_ties(lanes, rows, scalars, points, order, count, start, row):
 
 
 @compiled
+def _four(numbers, m, stop):
+    """Entries `m ... m + 3` as a vector; behind `stop` the last one before it stands in."""
+    if m + 4 <= stop:
+        return load(numbers, m, FOUR)
+    return pack(
+        at(numbers, m), at(numbers, min(m + 1, stop - 1)), at(numbers, min(m + 2, stop - 1)), at(numbers, min(m + 3, stop - 1))
+    )
+
+
+@compiled
 def _add_directly(lanes, depth, rows, scalars, points, order, start, stop, nodes, below, above, spot, total, extra):
     """Add to `total` and `extra` the sources of one window of a compact kernel, one by one; returns both."""
     width, powers = value_of(lanes), value_of(depth)
@@ -450,6 +468,7 @@ def walk(lanes, depth, sources, targets, profile, decays, plan, out, out_extra, 
     ties_extra = np.zeros(families)
     ties_at = np.full(families, -1)
     shares = spread.astype(out.dtype)
+    four = np.empty(4, out.dtype)
     if two_sided:
         _sweep_from_top(lanes, depth, sources, targets, profile, decays, plan, weights)
     previous = 0.0
@@ -474,14 +493,10 @@ def walk(lanes, depth, sources, targets, profile, decays, plan, out, out_extra, 
             m1, m2, m3 = min(m + 1, stop - 1), min(m + 2, stop - 1), min(m + 3, stop - 1)
             target0, target1 = np.int64(at(target_order, m)), np.int64(at(target_order, m1))
             target2, target3 = np.int64(at(target_order, m2)), np.int64(at(target_order, m3))
-            spots = pack(
-                np.float64(at(target_points, m)), np.float64(at(target_points, m1)),
-                np.float64(at(target_points, m2)), np.float64(at(target_points, m3)),
-            )  # fmt: skip
+            spots = widen(_four(target_points, m, stop))
             low, high = ones, ones
             if rate != 0.0:
-                low = pack(at(target_low, m), at(target_low, m1), at(target_low, m2), at(target_low, m3))
-                high = pack(at(target_high, m), at(target_high, m1), at(target_high, m2), at(target_high, m3))
+                low, high = _four(target_low, m, stop), _four(target_high, m, stop)
             # no source is in the windows of all four: they are few, or lie at the edges, and are summed one by one
             sparse = profile.compact and starts[0, group] <= nears[final, group]
             if products is None:
@@ -557,10 +572,12 @@ def walk(lanes, depth, sources, targets, profile, decays, plan, out, out_extra, 
                             )
                         difference = narrow(places - splat(np.float64(at(points, n)), FOUR), out)
                         factor = _near_weights(depth, below, above, two_sided, j, difference, decay)
-                        total0 = multiply_add(lane(factor, 0), row, total0)
-                        total1 = multiply_add(lane(factor, 1), row, total1)
-                        total2 = multiply_add(lane(factor, 2), row, total2)
-                        total3 = multiply_add(lane(factor, 3), row, total3)
+                        # through memory: a lane is broadcast by a load, which costs no register for its place
+                        store(four, 0, factor)
+                        total0 = multiply_add(at(four, 0), row, total0)
+                        total1 = multiply_add(at(four, 1), row, total1)
+                        total2 = multiply_add(at(four, 2), row, total2)
+                        total3 = multiply_add(at(four, 3), row, total3)
                         extra = extra + factor * splat(at(scalars, index), FOUR)
                 if profile.tied:
                     for j in range(families):
