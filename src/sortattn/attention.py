@@ -22,7 +22,8 @@ def kernel_attention(
 ) -> Tensor:
     """Kernel attention, `y_m = sum_n Phi(q_m, k_n) v_n / sum_n Phi(q_m, k_n)`.
 
-    Shapes: `query (..., M, D)`, `key (..., N, D)`, `value (..., N, C)` give `(..., M, C)`; leading dimensions broadcast.
+    Shapes: `query (..., M, D)`, `key (..., N, D)`, `value (..., N, C)` give `(..., M, C)`; leading dimensions
+    broadcast.
 
     - `kernel`: a name of `sortattn.KERNELS` or a `Kernel` such as `sortattn.Spline(...)`.
     - `bandwidth`: tau in `Phi(q / tau, k / tau)`; a number, a tensor that broadcasts to the leading dimensions (shape
@@ -91,9 +92,14 @@ def gram(
 
 def _poison(problem: Problem, rows: Tensor) -> Tensor:
     """NaN for every row of a head that holds a NaN or an infinity, whatever the backend made of it."""
-    parts = [part.detach().flatten(1) for part in (problem.query, problem.key, problem.value) if part.numel()]
+    problems, group = problem.query.shape[0], problem.group
+    # query heads of a group are told apart, what they share counts for all of them
+    queries = problem.query.detach().reshape(problems, group, problem.rows * problem.query.shape[2])
+    shared = (part.detach().flatten(1)[:, None] for part in (problem.key, problem.value))
+    parts = [part for part in (queries, *shared) if part.numel()]
     if not parts:
         return rows
     # a NaN makes both extremes NaN, an infinity one of them: no mask of the size of the input is made
-    extremes = torch.stack([extreme for part in parts for extreme in part.aminmax(dim=1)])
-    return torch.where(extremes.isfinite().all(0)[:, None, None], rows, torch.nan)
+    extremes = [extreme.expand(problems, group) for part in parts for extreme in part.aminmax(dim=2)]
+    finite = torch.stack(extremes).isfinite().all(0)[:, :, None].expand(-1, -1, problem.rows)
+    return torch.where(finite.reshape(problems, group * problem.rows, 1), rows, torch.nan)

@@ -21,8 +21,7 @@ NAMES = ("auto", *_MODULES, "grid")
 class Cost:
     """Nanoseconds of a forward pass: `call + P * (pair * M N D + product * M N C + point * (M + N) D (C + 16) + ...)`.
 
-    The coefficients are fitted by `python -m sortattn.bench.fit` on one core's share of a 2-core machine; only their ratios matter, as
-    `auto` compares backends on the same machine.
+    Only the ratios of the coefficients matter, as `auto` compares backends on the same machine.
     """
 
     call: float

@@ -237,7 +237,8 @@ class PolynomialExponential(SidedKernel):
             raise ValueError("coefficients must hold at least one number, got none")
 
     def univariate(self, difference):
-        distance = difference.abs()
+        # beyond, e^-x is zero in every type, and a power of a larger distance might be infinite: their product NaN
+        distance = difference.abs().clamp(max=1000.0)
         polynomial = torch.zeros_like(distance)
         for coefficient in reversed(self.coefficients.to(distance).unbind()):
             polynomial = polynomial * distance + coefficient

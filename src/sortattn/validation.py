@@ -1,5 +1,6 @@
 """What a call must look like, checked before any work is done, and the one layout that every backend sees."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -65,8 +66,10 @@ def make_problem(
     leading, group = _leading(query, key, value, enable_gqa)
     bandwidth = _check_bandwidth(bandwidth, kernel, query, leading)
     mask = _check_mask(key_mask, query, key, leading)
-    if group > 1 and isinstance(bandwidth, Tensor) and bandwidth.dim() and bandwidth.shape[-1] != 1:
-        # heads of one group with bandwidths of their own share no sums: then the keys are repeated
+    own_bandwidth = isinstance(bandwidth, Tensor) and bandwidth.dim() > 0 and bandwidth.shape[-1] != 1
+    own_mask = mask is not None and mask.dim() > 1 and mask.shape[-2] != 1
+    if group > 1 and (own_bandwidth or own_mask):
+        # heads of one group with bandwidths or masks of their own share no sums: then the keys are repeated
         key, value = (part.repeat_interleave(group, -3) for part in (key, value))
         group = 1
 
@@ -75,13 +78,14 @@ def make_problem(
     query, key, value = query.to(working), key.to(working), value.to(working)
     rows, columns = query.shape[-2], key.shape[-2]
     shared = leading if group == 1 else (*leading[:-1], leading[-1] // group)
-    query = query.expand(*leading, *query.shape[-2:]).reshape(-1, group * rows, query.shape[-1])
-    key = key.expand(*shared, *key.shape[-2:]).reshape(-1, columns, key.shape[-1])
-    value = value.expand(*shared, *value.shape[-2:]).reshape(-1, columns, value.shape[-1])
+    # not -1, which a reshape cannot infer where there is no query, key or channel
+    problems = math.prod(shared)
+    query = query.expand(*leading, *query.shape[-2:]).reshape(problems, group * rows, query.shape[-1])
+    key = key.expand(*shared, *key.shape[-2:]).reshape(problems, columns, key.shape[-1])
+    value = value.expand(*shared, *value.shape[-2:]).reshape(problems, columns, value.shape[-1])
     weight = None
     if mask is not None:
-        mask = mask if group == 1 else mask.expand(*leading, columns)[..., ::group, :]
-        mask = mask.expand(*shared, columns).reshape(-1, columns)
+        mask = mask.expand(*shared, columns).reshape(problems, columns)
         # whatever masked rows held, a NaN say, must not count; keys go to the mean of the others and not to zero, which
         # may be far away: backends that measure from the mean of the keys would then lose digits
         seen = mask[..., None]
@@ -92,7 +96,7 @@ def make_problem(
     if isinstance(bandwidth, Tensor):
         bandwidth = bandwidth.to(query)
         narrow = bandwidth if group == 1 else bandwidth.expand(*leading[:-1], 1)
-        bandwidth = narrow.expand(shared).reshape(-1, 1, 1)
+        bandwidth = narrow.expand(shared).reshape(problems, 1, 1)
     return Problem(query, key, value, weight, bandwidth, is_causal, group, leading, dtype)
 
 

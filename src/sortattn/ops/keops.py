@@ -1,4 +1,4 @@
-"""The paper's reference for large sizes: KeOps, an optional extra that compiles its own kernels (it needs a C++ compiler)."""
+"""The paper's reference for large sizes: KeOps, an optional extra that needs a C++ compiler."""
 
 import importlib.util
 
@@ -6,7 +6,16 @@ import torch
 from torch import Tensor
 
 from ..kernels import (
-    RIESZ_EPSILON, AddBump, AddLaplace, AddRiesz, ExponentialKernel, Gauss, Kernel, Laplace, Riesz, Softmax,
+    RIESZ_EPSILON,
+    AddBump,
+    AddLaplace,
+    AddRiesz,
+    ExponentialKernel,
+    Gauss,
+    Kernel,
+    Laplace,
+    Riesz,
+    Softmax,
 )  # fmt: skip
 from ..normalise import normalise
 from ..validation import Problem

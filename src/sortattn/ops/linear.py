@@ -46,13 +46,13 @@ def _causal(problem: Problem, query: Tensor, key: Tensor, value: Tensor) -> Tens
     """Query m sees the keys `n <= m + N - M`."""
     problems, columns = key.shape[:2]
     rows = problem.rows
-    query = query.reshape(problems, problem.group, rows, -1)
+    query = query.reshape(problems, problem.group, rows, query.shape[2])
     # the first N - M keys are seen by all; the first M - N queries see none
     early, blind = max(columns - rows, 0), max(rows - columns, 0)
     state = key[:, :early].transpose(1, 2) @ value[:, :early]
     sums = _square(query[:, :, blind:], key[:, early:], value[:, early:], state)
     sums = torch.nn.functional.pad(sums, (0, 0, blind, 0))
-    return sums.reshape(problems, problem.group * rows, -1)
+    return sums.reshape(problems, problem.group * rows, value.shape[2])
 
 
 def _square(query: Tensor, key: Tensor, value: Tensor, state: Tensor) -> Tensor:
@@ -70,4 +70,4 @@ def _square(query: Tensor, key: Tensor, value: Tensor, state: Tensor) -> Tensor:
     before = state[:, None] + own.cumsum(1) - own
     near = (query @ key.transpose(-1, -2)[:, None]).tril() @ value[:, None]
     sums = query @ before[:, None] + near
-    return sums.reshape(problems, query.shape[1], chunks * _CHUNK, -1)[:, :, :length]
+    return sums.reshape(problems, query.shape[1], chunks * _CHUNK, value.shape[-1])[:, :, :length]

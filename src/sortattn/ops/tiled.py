@@ -88,8 +88,8 @@ def tiled_sum(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Kernel sums of values `(P, M, C)` and of weights `(P, M)`, both divided by `e^shift`, and the shift `(P, M)`.
 
-    With `shifted`, for kernels with a logarithm, the shift is the largest of each row's, so that nothing overflows and no
-    row vanishes; otherwise it is zero.
+    With `shifted`, for kernels with a logarithm, the shift is the largest of each row's, so that nothing overflows and
+    no row vanishes; otherwise it is zero.
     """
     query, key, value, weight = (part.detach() for part in (query, key, value, weight))
     chosen = rebuild(kernel, parameters.detach() if parameters.numel() else None)

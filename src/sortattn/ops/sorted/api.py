@@ -1,7 +1,7 @@
 """The operator behind the sorted backend, with its fake kernels and its derivative.
 
-`sided_sum` is `z_m = sum_n sum_d f((q_md - k_nd) / tau) v_n` for a sided kernel `f` (see `kernels.Terms`), together with
-the same sum of the scalars `weight_n`. Its derivative needs three more walks along the same sorted lines:
+`sided_sum` is `z_m = sum_n sum_d f((q_md - k_nd) / tau) v_n` for a sided kernel `f` (see `kernels.Terms`), together
+with the same sum of the scalars `weight_n`. Its derivative needs three more walks along the same sorted lines:
 
     dv_n  = sum_m sum_d f(u) g_m                      (transposed: queries are summed for keys)
     dq_md = (1/tau) sum_n f'(u) <v_n, g_m>
@@ -31,7 +31,7 @@ def sided_sum(
     rate: float,
     compact: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sums `(P, M, C)`, those of the weights `(P, M)`, and the argsorts of queries `(P, D, M)` and keys `(P, D, N)`."""
+    """The sums `(P, M, C)`, those of the weights `(P, M)`, and the argsorts of queries and keys along each dimension."""
     from . import cpu
 
     query, key, value, weight = (part.detach().contiguous() for part in (query, key, value, weight))
@@ -84,8 +84,12 @@ def sided_sum_backward(
     if wants_points:
         slope = _derivative(terms)
         rates = [1.0 / tau for tau in bandwidth.tolist()]
-        grad_query = cpu.dot(keys, queries, value, weight, grad, grad_extra, slope, bandwidth, mirrored=False, factors=rates)
-        grad_key = cpu.dot(queries, keys, grad, grad_extra, value, weight, slope, bandwidth, mirrored=True, factors=[-r for r in rates])
+        grad_query = cpu.dot(
+            keys, queries, value, weight, grad, grad_extra, slope, bandwidth, mirrored=False, factors=rates
+        )
+        grad_key = cpu.dot(
+            queries, keys, grad, grad_extra, value, weight, slope, bandwidth, mirrored=True, factors=[-r for r in rates]
+        )
         grad_bandwidth = _bandwidth_gradient(query, key, grad_query, grad_key, bandwidth)
     if wants_terms:
         grad_below, grad_above = torch.zeros_like(below), torch.zeros_like(above)
@@ -102,8 +106,8 @@ def sided_sum_backward(
 
 @sided_sum_backward.register_fake
 def _(
-    grad, grad_extra, query, key, value, weight, bandwidth, nodes, below, above, query_order, key_order, rate, compact, wants_points,
-    wants_value, wants_terms,
+    grad, grad_extra, query, key, value, weight, bandwidth, nodes, below, above, query_order, key_order, rate, compact,
+    wants_points, wants_value, wants_terms,
 ):  # fmt: skip
     def empty(like, wanted):
         return like.new_empty(like.shape if wanted else (0,))
@@ -121,7 +125,7 @@ def _(
 
 
 def _derivative(terms: Terms) -> Terms:
-    """The terms of `f'`, almost everywhere: `(p e^(-rate u))' = (p' - rate p) e^(-rate u)`, negated on the side above."""
+    """The terms of `f'`, almost everywhere: `(p e^(-rate u))' = (p' - rate p) e^(-rate u)`, negated above."""
 
     def differentiate(polynomials: Tensor) -> Tensor:
         degrees = torch.arange(1, polynomials.shape[1], dtype=polynomials.dtype)

@@ -156,7 +156,8 @@ def _profiles(terms: Terms, bandwidth: Tensor, real: np.dtype) -> list:
 
 def _profile(terms: Terms, bandwidth: float, real: np.dtype):
     """The terms of `f(u / bandwidth)` in the form the walker reads."""
-    from .walk import MAX_EXPONENT, Profile
+    from .plan import MAX_EXPONENT
+    from .walk import Profile
 
     powers = terms.below.shape[1]
     pascal = np.array([[float(math.comb(k, i)) for i in range(powers)] for k in range(powers)])

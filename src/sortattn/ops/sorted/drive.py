@@ -3,9 +3,10 @@
 import numpy as np
 
 from .compiled import compiled, digest, entry
+from .plan import Decays, Plan, fill_decays, plan_groups, plan_tiles
 from .simd import SCAN, value_of
 from .sort import radix_sort, transpose_columns
-from .walk import Decays, Plan, Sources, Targets, fill_decays, plan_groups, plan_tiles, walk
+from .walk import Sources, Targets, walk
 
 # columns that are transposed together: one cache line of float32
 COLUMNS = 16
@@ -30,8 +31,8 @@ def _take(column, order, mirrored, points, sorted_order):
 def _entries(version: str):
     """The functions that Python calls, compiled once and kept on disk.
 
-    Numba recompiles a kept function when its own file changes, not when one does that it calls into; but what a function
-    closes over is part of its key, and `version` is a digest of all of them.
+    Numba recompiles a kept function when its own file changes, not when one does that it calls into; but what a
+    function closes over is part of its key, and `version` is a digest of all of them.
     """
 
     @entry
@@ -51,14 +52,14 @@ def _entries(version: str):
 
     @entry
     def walk_head(
-        lanes, depth, source_points, source_order, target_points, target_order, start, stop, mirrored, rows, extra, profile, out,
-        out_extra, products,
+        lanes, depth, source_points, source_order, target_points, target_order, start, stop, mirrored, rows, extra,
+        profile, out, out_extra, products,
     ):  # fmt: skip
         """Walk along dimensions `start ... stop - 1` of one head, for one block of channels.
 
-        `source_points (N, D)` with their argsort `source_order (D, N)`, targets alike; `mirrored` negates all coordinates,
-        which is how a kernel sum is transposed. `rows`, `extra`, `out` and `out_extra` are as in `walk`; `products`, if not
-        None, is `(stop - start, M)`.
+        `source_points (N, D)` with their argsort `source_order (D, N)`, targets alike; `mirrored` negates all
+        coordinates, which is how a kernel sum is transposed. `rows`, `extra`, `out` and `out_extra` are as in `walk`;
+        `products`, if not None, is `(stop - start, M)`.
         """
         version  # noqa: B018
         count, number = source_points.shape[0], target_points.shape[0]
@@ -106,7 +107,18 @@ def _entries(version: str):
                 if products is None:
                     walk(lanes, depth, sources, targets, profile, decays, plan, out, out_extra, None)
                 else:
-                    walk(lanes, depth, sources, targets, profile, decays, plan, out, out_extra, products[first - start + d])
+                    walk(
+                        lanes,
+                        depth,
+                        sources,
+                        targets,
+                        profile,
+                        decays,
+                        plan,
+                        out,
+                        out_extra,
+                        products[first - start + d],
+                    )
 
     return sort_head, walk_head
 

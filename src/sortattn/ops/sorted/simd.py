@@ -1,8 +1,8 @@
 """Fixed-width vectors for Numba: a row of channels, or a group of queries, held in registers.
 
 Numba keeps small arrays in memory, so a running sum over rows would be stored and loaded again at every key. These
-intrinsics give it LLVM's own vector type instead; LLVM splits a vector into whatever registers the processor has, so the
-same code serves SSE, AVX2, AVX-512 and NEON. Vectors of the same type add, subtract and multiply with `+`, `-`, `*`.
+intrinsics give it LLVM's own vector type instead; LLVM splits a vector into whatever registers the processor has, so
+the same code serves SSE, AVX2, AVX-512 and NEON. Vectors of one type add, subtract and multiply with `+`, `-`, `*`.
 """
 
 import operator
@@ -15,7 +15,7 @@ from numba.extending import NativeValue, intrinsic, models, overload, register_m
 
 
 class Constant:
-    """An integer that is part of a function's signature: each value gets compiled code, and a cache entry, of its own."""
+    """An integer that is part of a function's signature: each value gets compiled code of its own."""
 
     def __init__(self, number: int):
         self.number = number
@@ -287,6 +287,7 @@ def _register(symbol, combine):
     def _vectors(left, right):
         if isinstance(left, Vector) and left == right:
             return lambda left, right: combine(left, right)
+        return None
 
 
 for _symbol, _instruction in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul")):

@@ -1,0 +1,311 @@
+"""Degenerate sizes, extreme numbers, odd layouts, and NaN or infinity in one head."""
+
+import threading
+
+import pytest
+import torch
+
+import sortattn
+
+from . import dense
+from .cases import BOX, CASES, SIDED, Shape, assert_close, cotangent, draw, leaves, refusal
+from .definition import FORWARD, GRADIENT, define
+
+BACKENDS = ("reference", "tiled", "sorted", "linear")
+PAIRS = [
+    pytest.param(case, backend, id=f"{name}-{backend}")
+    for name, case in CASES.items()
+    for backend in BACKENDS
+    if refusal(backend, case, "cpu") is None
+]
+every_pair = pytest.mark.parametrize(("case", "backend"), PAIRS)
+sided_pairs = pytest.mark.parametrize(("case", "backend"), [pair for pair in PAIRS if pair.values[0].sided])
+exact_backends = pytest.mark.parametrize("backend", ["reference", "tiled", "sorted"])
+
+
+@pytest.fixture(autouse=True)
+def _served(request):
+    """Leave out what a backend does not serve on this device."""
+    call = getattr(request.node, "callspec", None)
+    backend = call.params.get("backend") if call else None
+    if backend == "sorted" and request.config.getoption("--device") != "cpu":
+        pytest.skip("the sorted backend runs on the CPU")
+
+
+def tau(case) -> float | None:
+    return 4.0 if case.name == "tri" else None
+
+
+# sizes
+
+EMPTY = {
+    "no_keys": Shape((2,), 3, 0, 2, 2),
+    "no_queries": Shape((2,), 0, 3, 2, 2),
+    "neither": Shape((2,), 0, 0, 2, 2),
+    "no_channels": Shape((2,), 3, 4, 2, 0),
+    "no_batch": Shape((0, 2), 3, 4, 2, 2),
+}
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("shape", EMPTY.values(), ids=EMPTY.keys())
+@every_pair
+def test_empty_inputs_give_empty_or_zero_outputs_and_gradients(case, backend, shape, causal, device):
+    if refusal(backend, case, device, causal=causal):
+        return
+    for function in (sortattn.kernel_attention, sortattn.kernel_sum):
+        bandwidth = torch.tensor(2.0, device=device, requires_grad=True)
+        points = leaves(*draw(shape, torch.float32, device))
+        output = function(*points, case.kernel, bandwidth=bandwidth, is_causal=causal, backend=backend)
+        assert output.shape == (*shape.leading, shape.rows, shape.channels)
+        assert (output == 0).all()
+        gradients = torch.autograd.grad(output.sum(), (*points, bandwidth), materialize_grads=True)
+        assert all((part == 0).all() for part in gradients)
+
+
+@every_pair
+def test_one_key_gives_its_value_to_every_query_that_it_has_any_weight_for(case, backend, device):
+    query, key, value = draw(Shape((3,), 7, 1, 1, 1), torch.float32, device)
+    output = sortattn.kernel_attention(query, key, value, case.kernel, bandwidth=tau(case), backend=backend)
+    weight = dense.weights(case.formula, query.double(), key.double(), tau(case) or case.bandwidth(1))[..., 0]
+    expected = torch.where(weight[..., None] > 0, value.double(), 0.0)
+    assert_close(output, expected, FORWARD[torch.float32])
+
+
+# ties
+
+
+@pytest.mark.parametrize("count", [70, 1500], ids=["N70", "N1500"])
+@every_pair
+def test_equal_keys_give_the_mean_of_their_values(case, backend, count, device):
+    query, key, value = draw(Shape((1,), 5, count, 3, 4), torch.float32, device)
+    key = key[:, :1].expand(-1, count, -1)
+    points = leaves(query, key, value)
+    output = sortattn.kernel_attention(*points, case.kernel, bandwidth=tau(case), backend=backend)
+    seen = dense.weights(case.formula, query.double(), key.double(), tau(case) or case.bandwidth(3)).sum(-1) > 0
+    expected = torch.where(seen[..., None], value.double().mean(1, keepdim=True), 0.0)
+    # equal weights are rounded alike, so errors of the normaliser add up, but in no more than a block of 128 terms
+    assert_close(output, expected, FORWARD[torch.float32] + 128 * 2**-24)
+
+
+@pytest.mark.parametrize("count", [70, 200, 1500], ids=["N70", "N200", "N1500"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=lambda dtype: str(dtype)[6:])
+@every_pair
+def test_all_queries_equal_to_all_keys(case, backend, dtype, count, device):
+    shape = Shape((1,), count, count, 2, 3)
+    _, _, value = draw(shape, dtype, device)
+    query = key = torch.full((1, count, 2), 0.75, dtype=dtype, device=device)
+    points = leaves(query, key, value)
+    output = sortattn.kernel_attention(*points, case.kernel, bandwidth=4.0, backend=backend)
+    assert_close(output, value.double().mean(1, keepdim=True).expand(-1, count, -1), FORWARD[dtype])
+    gradient = cotangent(shape, dtype, device)
+    expected = define(case, (query, key, value), gradient, bandwidth=4.0)
+    gradients = torch.autograd.grad(output, points, gradient)
+    for actual, wanted, scale in zip(gradients, expected.gradients, expected.scales, strict=True):
+        assert_close(actual, wanted, GRADIENT[dtype], scale)
+
+
+@pytest.mark.parametrize("levels", [1, 2, 7], ids=lambda levels: f"{levels}_levels")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("case", [*(CASES[name] for name in SIDED), BOX], ids=lambda case: case.name)
+def test_long_runs_of_ties_are_summed_by_sorting(case, dtype, levels, device):
+    if refusal("sorted", case, device):
+        return
+    # runs of several hundred equal points, on both sides of the kinks of all kernels
+    shape = Shape((1,), 700, 1300, 2, 3)
+    generator = torch.Generator().manual_seed(levels)
+    _, _, value = draw(shape, dtype, device)
+    query, key = (
+        (torch.randint(levels, (1, rows, 2), generator=generator) / 2 - 1.0).to(device, dtype) for rows in (700, 1300)
+    )
+    gradient = cotangent(shape, dtype, device)
+    points = leaves(query, key, value)
+    output = sortattn.kernel_attention(*points, case.kernel, bandwidth=1.0, backend="sorted")
+    expected = define(case, (query, key, value), gradient, bandwidth=1.0)
+    assert_close(output, expected.output, FORWARD[dtype])
+    gradients = torch.autograd.grad(output, points, gradient)
+    for actual, wanted, scale in zip(gradients, expected.gradients, expected.scales, strict=True):
+        assert_close(actual, wanted, GRADIENT[dtype], scale)
+
+
+# numbers
+
+
+@pytest.mark.parametrize("size", [1e30, 1e-30, 1e-41], ids=["1e30", "1e-30", "denormal"])
+@every_pair
+def test_large_and_tiny_values_are_scaled_and_nothing_else(case, backend, size, device):
+    query, key, value = draw(Shape((2,), 20, 30, 3, 4), torch.float32, device)
+    value = (value.double() * size).float()
+    points = leaves(query, key, value)
+    output = sortattn.kernel_attention(*points, case.kernel, bandwidth=tau(case), backend=backend)
+    exact = (query.double(), key.double(), value.double())
+    expected = dense.attention(case.formula, *exact, tau(case) or case.bandwidth(3), floor=case.floor)
+    # the smallest float32 is 1.4e-45, so a denormal has few digits: a sum of 30 rounded products and their quotient
+    few = 32 * 1.4e-45 / size
+    assert_close(output, expected, FORWARD[torch.float32] + few)
+    gradients = torch.autograd.grad(output.sum(), points)
+    assert all(part.isfinite().all() for part in gradients)
+
+
+@exact_backends
+@pytest.mark.parametrize("size", [1e-41, 1e-38, 1e30], ids=["denormal", "tiny", "1e30"])
+def test_points_of_any_size_are_told_apart(size, backend, device):
+    # distances of 1e-41 are exact in float32, and their signs decide the gradient of |q - k|
+    generator = torch.Generator().manual_seed(0)
+    query, key = (
+        (torch.randint(-20, 21, (1, rows, 2), generator=generator).double() * size).float().to(device)
+        for rows in (90, 110)
+    )
+    value, weight = (torch.randn(1, rows, 3, generator=generator).to(device) for rows in (110, 90))
+    signs = (query[:, :, None].double() - key[:, None].double()).sign()
+    expected = torch.einsum("pmnd,pmc,pnc->pmd", signs, weight.double(), value.double())
+    output = sortattn.weighted_sign_sum(query, key, value, weight, backend=backend)
+    assert_close(output, expected, FORWARD[torch.float32])
+    distances = (query[:, :, None].double() - key[:, None].double()).abs().sum(-1)
+    expected = distances @ value.double()
+    # sums of denormals are multiples of the smallest of them
+    few = 1.4e-45 * 256 / size
+    assert_close(sortattn.weighted_abs_sum(query, key, value, backend=backend), expected, FORWARD[torch.float32] + few)
+
+
+@pytest.mark.parametrize("size", [1e4, 1e10, 1e30], ids=["1e4", "1e10", "1e30"])
+@sided_pairs
+def test_points_far_apart_are_no_overflow(case, backend, size, device):
+    if size == 1e4 and case.name in ("add_laplace", "matern32", "matern52"):
+        # e^-500 is a number in float64 and zero in float32
+        return
+    query, key, value = draw(Shape((2,), 20, 30, 3, 4), torch.float32, device)
+    query, key = query * size, key * size
+    # some pairs are neighbours all the same
+    query[:, :10] = key[:, :10]
+    output = sortattn.kernel_attention(query, key, value, case.kernel, backend=backend)
+    exact = (query.double(), key.double(), value.double())
+    assert_close(output, sortattn.kernel_attention(*exact, case.kernel, backend="reference"), FORWARD[torch.float32])
+
+
+# layouts
+
+
+def strided(part: torch.Tensor) -> torch.Tensor:
+    """The same numbers, every other row and column of a larger tensor."""
+    wide = part.repeat_interleave(2, -1).repeat_interleave(2, -2)
+    return wide[..., ::2, ::2]
+
+
+def transposed(part: torch.Tensor) -> torch.Tensor:
+    """The same numbers, stored with the columns outside."""
+    return part.mT.contiguous().mT
+
+
+def heads_inside(part: torch.Tensor) -> torch.Tensor:
+    """The same numbers, stored `(B, N, H, D)` as a projection leaves them."""
+    return part.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+@pytest.mark.parametrize("layout", [strided, transposed, heads_inside], ids=lambda layout: layout.__name__)
+@every_pair
+def test_the_layout_of_the_inputs_does_not_matter(case, backend, layout, device):
+    inputs = draw(Shape((2, 2), 20, 30, 3, 4), torch.float32, device)
+    gradient = cotangent(Shape((2, 2), 20, 30, 3, 4), torch.float32, device)
+    plain, odd = leaves(*inputs), [layout(part).detach().requires_grad_() for part in inputs]
+    assert all(part.shape == other.shape for part, other in zip(plain, odd, strict=True))
+    options = {"bandwidth": tau(case), "backend": backend}
+    first = sortattn.kernel_attention(*plain, case.kernel, **options)
+    second = sortattn.kernel_attention(*odd, case.kernel, **options)
+    assert_close(second, first, FORWARD[torch.float32])
+    for one, other in zip(
+        torch.autograd.grad(first, plain, gradient), torch.autograd.grad(second, odd, layout(gradient)), strict=True
+    ):
+        assert_close(other, one, GRADIENT[torch.float32])
+
+
+@every_pair
+def test_expanded_inputs_are_taken_and_left_alone(case, backend, device):
+    query, key, value = draw(Shape((), 20, 30, 3, 4), torch.float32, device)
+    copies = [part.clone() for part in (query, key, value)]
+    expanded = [part.expand(2, 3, *part.shape) for part in (query, key, value)]
+    output = sortattn.kernel_attention(*expanded, case.kernel, backend=backend)
+    single = sortattn.kernel_attention(query, key, value, case.kernel, backend=backend)
+    assert output.shape == (2, 3, 20, 4)
+    assert_close(output, single.expand(2, 3, 20, 4), FORWARD[torch.float32])
+    assert all(torch.equal(part, copy) for part, copy in zip((query, key, value), copies, strict=True))
+
+
+# NaN and infinity
+
+
+def within(seconds: float, function):
+    """What the function returns; an error if it takes longer."""
+    result = []
+    thread = threading.Thread(target=lambda: result.append(function()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert result, f"no result within {seconds} seconds"
+    return result[0]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")], ids=["nan", "inf", "minus_inf"])
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["query", "key", "value"])
+@every_pair
+def test_a_bad_number_spoils_its_head_and_no_other(case, backend, which, bad, device):
+    inputs = draw(Shape((2, 2), 70, 90, 2, 3), torch.float32, device)
+    options = {"bandwidth": tau(case), "backend": backend}
+
+    def run(inputs):
+        points = leaves(*inputs)
+        output = sortattn.kernel_attention(*points, case.kernel, **options)
+        return output, torch.autograd.grad(output.nan_to_num().sum(), points)
+
+    clean, clean_gradients = run(inputs)
+    spoilt = [part.clone() for part in inputs]
+    spoilt[which][1, 0, 33, 1] = bad
+    output, gradients = within(60, lambda: run(spoilt))
+    assert output[1, 0].isnan().all()
+    for b, h in ((0, 0), (0, 1), (1, 1)):
+        assert torch.equal(output[b, h], clean[b, h])
+        for part, before in zip(gradients, clean_gradients, strict=True):
+            assert torch.equal(part[b, h], before[b, h])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")], ids=["nan", "inf"])
+@every_pair
+def test_a_bad_query_spoils_its_own_head_of_a_group_only(case, backend, bad, device):
+    query, key, value = draw(Shape((4,), 70, 90, 2, 3), torch.float32, device)
+    key, value = key[:2], value[:2]
+    options = {"bandwidth": tau(case), "enable_gqa": True, "backend": backend}
+    clean = sortattn.kernel_attention(query, key, value, case.kernel, **options)
+    query[1, 33, 1] = bad
+    output = within(60, lambda: sortattn.kernel_attention(query, key, value, case.kernel, **options))
+    assert output[1].isnan().all()
+    for head in (0, 2, 3):
+        assert_close(output[head], clean[head], FORWARD[torch.float32])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")], ids=["nan", "inf"])
+@every_pair
+def test_a_bad_number_in_a_masked_key_does_not_count(case, backend, bad, device):
+    query, key, value = draw(Shape((2,), 20, 30, 3, 4), torch.float32, device)
+    mask = torch.ones(2, 30, dtype=torch.bool, device=device)
+    mask[0, 7] = mask[1, 29] = False
+    options = {"bandwidth": tau(case), "key_mask": mask, "backend": backend}
+
+    def run(key, value):
+        points = leaves(query, key, value)
+        output = sortattn.kernel_attention(*points, case.kernel, **options)
+        return output, torch.autograd.grad(output.sum(), points)
+
+    clean, clean_gradients = run(key, value)
+    key[0, 7, 0] = key[1, 29, 2] = value[0, 7, 1] = bad
+    output, gradients = run(key, value)
+    assert torch.equal(output, clean)
+    for part, before in zip(gradients, clean_gradients, strict=True):
+        assert torch.equal(part, before)
+
+
+@sided_pairs
+def test_a_head_of_nothing_but_nan_is_no_trouble(case, backend, device):
+    query, key, value = draw(Shape((2,), 300, 300, 2, 3), torch.float32, device)
+    query[1], key[1] = float("nan"), float("nan")
+    output = within(60, lambda: sortattn.kernel_attention(query, key, value, case.kernel, backend=backend))
+    assert output[1].isnan().all()
+    assert output[0].isfinite().all()
