@@ -5,8 +5,8 @@ import torch
 from hypothesis import settings
 
 # the same examples on every run, so that a red test is the fault of the change; `explore` looks for new ones
-settings.register_profile("default", deadline=None, derandomize=True, database=None, max_examples=40)
-settings.register_profile("explore", deadline=None, max_examples=500)
+settings.register_profile("default", deadline=None, derandomize=True, database=None, max_examples=150)
+settings.register_profile("explore", deadline=None, max_examples=2000)
 settings.load_profile("default")
 
 
@@ -20,7 +20,7 @@ def device(request) -> str:
     return request.config.getoption("--device")
 
 
-@pytest.fixture()
+@pytest.fixture
 def cpu_only(device) -> None:
     """For tests of what only the CPU has: threads, forks, compiled loops."""
     if device != "cpu":
@@ -36,7 +36,7 @@ def poisoned_memory():
     torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
-@pytest.fixture()
+@pytest.fixture
 def threads():
     """`torch.set_num_threads`, undone afterwards."""
     before = torch.get_num_threads()

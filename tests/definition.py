@@ -14,7 +14,7 @@ from .cases import Case, assert_close, leaves
 
 # the promise for the output, as a relative Frobenius error; 16-bit types: twice the unit roundoff, 2^-11 and 2^-8
 FORWARD = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-# float32 by promise; float64 with the same ratio to its forward bound; 16 bits: sums in float32, one rounding at the end
+# float32 by promise; float64 with the same ratio to its forward bound; 16 bits: sums in float32, rounded at the end
 GRADIENT = {torch.float64: 5e-12, torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
@@ -22,9 +22,9 @@ GRADIENT = {torch.float64: 5e-12, torch.float32: 1e-5, torch.float16: 1e-3, torc
 class Expected:
     """An output, the gradients of query, key and value (and bandwidth, if it is a tensor), and the gradients' scales.
 
-    The gradient of a quotient is the difference of a part through the numerator and a part through the denominator. Where
-    the two cancel (with one key the output does not depend on the query at all) rounding is relative to the parts and not
-    to the difference: the scale is the norm of the part through the numerator.
+    The gradient of a quotient is the difference of a part through the numerator and one through the denominator. Where
+    the two cancel (with one key the output does not depend on the query at all) rounding is relative to the parts and
+    not to the difference: the scale is the norm of the part through the numerator.
     """
 
     output: Tensor

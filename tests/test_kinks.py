@@ -9,7 +9,7 @@ import torch
 import sortattn
 
 from . import dense
-from .cases import BOX, CASES, Shape, cotangent, leaves, refusal, assert_close
+from .cases import BOX, CASES, Shape, assert_close, cotangent, leaves, refusal
 from .definition import FORWARD, GRADIENT
 
 BACKENDS = ("reference", "tiled", "sorted", "linear")

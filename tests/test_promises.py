@@ -48,9 +48,9 @@ def test_every_kernel_and_backend_in_float32_at_1024(case, backend, shift, devic
 
 @pytest.mark.parametrize("backend", ["reference", "tiled"])
 def test_softmax_shifted_by_100_errs_no_more_than_its_logits(backend, device):
-    # the only kernel here that is not stationary and whose weights are not sums of positive terms: it is exp(<q, k>), and
-    # though an offset of the keys cancels, one of the queries multiplies every key's. A float32 product of D terms errs by
-    # about sqrt(D) u sum |q_d| |k_d|, and an error of d in the logits moves the output by at most d sum_n p_n |v_n - y|
+    # the only kernel here that is neither stationary nor a sum of positive terms: it is exp(<q, k>), and though an
+    # offset of the keys cancels, one of the queries multiplies every key's. A float32 product of D terms errs by about
+    # sqrt(D) u sum |q_d| |k_d|, and an error of d in the logits moves the output by at most d sum_n p_n |v_n - y|
     query, key, value = draw(Shape((1,), 128, 1024, 64, 64), torch.float32, device, shift=100.0)
     bandwidth = 20.0
     exact = [part.double() for part in (query, key, value)]
@@ -138,7 +138,9 @@ def test_few_queries_or_few_keys_among_many_others(name, rows, columns, shift, d
     chosen = slice(0, 96)
     output = sortattn.kernel_attention(query, key, value, name, backend="sorted")
     exact = (query[:, chosen].double(), key.double(), value.double())
-    assert_close(output[:, chosen], sortattn.kernel_attention(*exact, name, backend="reference"), FORWARD[torch.float32])
+    assert_close(
+        output[:, chosen], sortattn.kernel_attention(*exact, name, backend="reference"), FORWARD[torch.float32]
+    )
 
 
 @pytest.mark.parametrize("bandwidth", [0.01, 0.1, 10.0, 100.0], ids=lambda tau: f"tau{tau:g}")

@@ -6,7 +6,7 @@ import torch
 import sortattn
 
 from . import dense
-from .cases import BOX, CASES, Shape, cotangent, draw, leaves, assert_close
+from .cases import BOX, CASES, Shape, assert_close, cotangent, draw, leaves
 
 # both sides are float64 sums of a few hundred terms in a different order: a few hundred units of 1.1e-16 at worst
 ROUNDING = 1e-13

@@ -9,7 +9,7 @@ import sortattn
 from sortattn.validation import make_problem
 
 from . import dense
-from .cases import BACKENDS, CASES, Case, Shape, cotangent, draw, leaves, refusal, assert_close
+from .cases import BACKENDS, CASES, Case, Shape, assert_close, cotangent, draw, leaves, refusal
 from .definition import FORWARD, GRADIENT, Expected, check, define
 
 SHAPE = Shape()

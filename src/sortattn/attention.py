@@ -1,11 +1,14 @@
 """`kernel_attention`, `kernel_sum` and `gram`: validate, choose a backend, normalise."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from . import choose
 from .kernels import Kernel, resolve
-from .validation import Problem, make_problem
+from .normalise import poisoned
+from .validation import Problem, autocasts, make_problem
 
 
 def kernel_attention(
@@ -45,7 +48,7 @@ def kernel_attention(
         query, key, value, chosen, bandwidth=bandwidth, key_mask=key_mask, is_causal=is_causal, enable_gqa=enable_gqa
     )
     run = choose.backend(backend, problem, chosen, normalised=True)
-    return problem.restore(_poison(problem, run.attention(problem, chosen)))
+    return problem.restore(_full_precision(problem, lambda: run.attention(problem, chosen)))
 
 
 def kernel_sum(
@@ -73,7 +76,7 @@ def kernel_sum(
         query, key, value, chosen, bandwidth=bandwidth, key_mask=key_mask, is_causal=is_causal, enable_gqa=enable_gqa
     )
     run = choose.backend(backend, problem, chosen, normalised=False)
-    return problem.restore(_poison(problem, run.kernel_sum(problem, chosen)))
+    return problem.restore(_full_precision(problem, lambda: poisoned(problem, run.kernel_sum(problem, chosen))))
 
 
 def gram(
@@ -87,19 +90,13 @@ def gram(
     """
     chosen = resolve(kernel)
     problem = make_problem(query, key, key, chosen, bandwidth=bandwidth)
-    return problem.restore(chosen.gram(problem.query, problem.key, problem.bandwidth))
+    return problem.restore(_full_precision(problem, lambda: chosen.gram(problem.query, problem.key, problem.bandwidth)))
 
 
-def _poison(problem: Problem, rows: Tensor) -> Tensor:
-    """NaN for every row of a head that holds a NaN or an infinity, whatever the backend made of it."""
-    problems, group = problem.query.shape[0], problem.group
-    # query heads of a group are told apart, what they share counts for all of them
-    queries = problem.query.detach().reshape(problems, group, problem.rows * problem.query.shape[2])
-    shared = (part.detach().flatten(1)[:, None] for part in (problem.key, problem.value))
-    parts = [part for part in (queries, *shared) if part.numel()]
-    if not parts:
-        return rows
-    # a NaN makes both extremes NaN, an infinity one of them: no mask of the size of the input is made
-    extremes = [extreme.expand(problems, group) for part in parts for extreme in part.aminmax(dim=2)]
-    finite = torch.stack(extremes).isfinite().all(0)[:, :, None].expand(-1, -1, problem.rows)
-    return torch.where(finite.reshape(problems, group * problem.rows, 1), rows, torch.nan)
+def _full_precision(problem: Problem, function: Callable[[], Tensor]) -> Tensor:
+    """What the function returns, its matrix products not touched by autocast: that has rounded the inputs already."""
+    device = problem.query.device.type
+    if not autocasts(device):
+        return function()
+    with torch.autocast(device, enabled=False):
+        return function()

@@ -1,25 +1,28 @@
 """Which backend serves a call: by name, or by the measured cost model of `auto`."""
 
-import importlib
 from dataclasses import dataclass
 from types import ModuleType
 
 from .kernels import FeatureKernel, Gauss, Kernel, SidedKernel, Softmax
+from .ops import keops, linear, reference, tiled
+from .ops.sorted import backend as sorted_
 from .validation import Problem
 
-_MODULES = {
-    "reference": ".ops.reference",
-    "tiled": ".ops.tiled",
-    "sorted": ".ops.sorted.backend",
-    "linear": ".ops.linear",
-    "keops": ".ops.keops",
+# what each of them needs beside torch it imports on first use; the modules stand here, as the compiler cannot look into
+# an import
+_MODULES: dict[str, ModuleType] = {
+    "reference": reference,
+    "tiled": tiled,
+    "sorted": sorted_,
+    "linear": linear,
+    "keops": keops,
 }
 NAMES = ("auto", *_MODULES, "grid")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Nanoseconds of a forward pass: `call + P * (pair * M N D + product * M N C + point * (M + N) D (C + 16) + ...)`.
+    """Nanoseconds of a forward pass, see `estimate`.
 
     Only the ratios of the coefficients matter, as `auto` compares backends on the same machine.
     """
@@ -37,17 +40,17 @@ class Cost:
         return self.call + problems * (pairs + points + self.feature * (rows + columns) * features * (channels + 1))
 
 
-# measured on an x86-64 server core (AVX-512), float32; see docs/performance.md
+# measured on two cores of an x86-64 server (AVX-512), float32, D = C = 64, N = 16 ... 1024; see docs/performance.md
 _COSTS: dict[tuple[str, str], Cost] = {
-    ("reference", "sided"): Cost(call=4e5, pair=1.2, product=0.05),
-    ("tiled", "sided"): Cost(call=6e5, pair=1.0, product=0.05),
-    ("sorted", "sided"): Cost(call=5e5, point=0.3),
-    ("reference", "dense"): Cost(call=3e5, pair=0.6, product=0.05),
-    ("tiled", "dense"): Cost(call=6e5, pair=0.5, product=0.05),
-    ("reference", "sdpa"): Cost(call=2e5, pair=0.1, product=0.1),
-    ("tiled", "sdpa"): Cost(call=1e5, pair=0.016, product=0.016),
-    ("reference", "features"): Cost(call=1e5, pair=0.05, product=0.02),
-    ("linear", "features"): Cost(call=1e5, feature=0.02),
+    ("reference", "sided"): Cost(call=1.2e6, pair=1.3, product=0.04),
+    ("tiled", "sided"): Cost(call=1.25e6, pair=1.2, product=0.04),
+    ("sorted", "sided"): Cost(call=1.45e6, point=0.25),
+    ("reference", "dense"): Cost(call=1.0e6, pair=2.0, product=0.04),
+    ("tiled", "dense"): Cost(call=1.1e6, pair=1.7, product=0.04),
+    ("reference", "sdpa"): Cost(call=1.7e5, pair=0.04, product=0.04),
+    ("tiled", "sdpa"): Cost(call=1.6e5, pair=0.016, product=0.016),
+    ("reference", "features"): Cost(call=2.0e5, pair=0.1, product=0.03),
+    ("linear", "features"): Cost(call=2.1e5, feature=0.11),
 }
 
 
@@ -67,15 +70,11 @@ def backend(name: str, problem: Problem, kernel: Kernel, normalised: bool) -> Mo
         raise RuntimeError("backend 'grid' is not there yet; use 'auto', which is exact")
     if name not in _MODULES:
         raise ValueError(f"unknown backend {name!r}, expected one of {', '.join(NAMES)}")
-    module = _load(name)
+    module = _MODULES[name]
     reason = module.why_not(problem, kernel, normalised)
     if reason:
         raise RuntimeError(f"backend {name!r} cannot serve this call: {reason}")
     return module
-
-
-def _load(name: str) -> ModuleType:
-    return importlib.import_module(_MODULES[name], __package__)
 
 
 def cheapest(problem: Problem, kernel: Kernel, normalised: bool) -> str:
@@ -86,7 +85,7 @@ def cheapest(problem: Problem, kernel: Kernel, normalised: bool) -> str:
     features = int(kernel.dimension * dims) if isinstance(kernel, FeatureKernel) else 0
     sizes = (problem.query.shape[0], rows, columns, dims, channels, features)
     able = [
-        name for name, kind in _COSTS if kind == family and _load(name).why_not(problem, kernel, normalised) is None
+        name for name, kind in _COSTS if kind == family and _MODULES[name].why_not(problem, kernel, normalised) is None
     ]
     return min(able, key=lambda name: _COSTS[name, family].estimate(*sizes))
 
@@ -106,12 +105,12 @@ def cost_table() -> str:
         lines.append(f"{members}:")
         for (name, family), cost in _COSTS.items():
             if family == kind:
-                terms = [
-                    f"{cost.call:.0f}",
-                    *(f"{cost.pair:g} P M N D" for _ in [0] if cost.pair),
-                    *(f"{cost.product:g} P M N C" for _ in [0] if cost.product),
-                    *(f"{cost.point:g} P (M+N) D (C+16)" for _ in [0] if cost.point),
-                    *(f"{cost.feature:g} P (M+N) F (C+1)" for _ in [0] if cost.feature),
-                ]
+                parts = (
+                    (cost.pair, "P M N D"),
+                    (cost.product, "P M N C"),
+                    (cost.point, "P (M+N) D (C+16)"),
+                    (cost.feature, "P (M+N) F (C+1)"),
+                )
+                terms = [f"{cost.call:.0f}", *(f"{factor:g} {term}" for factor, term in parts if factor)]
                 lines.append(f"  {name:<10} {' + '.join(terms)}")
     return "\n".join(lines)

@@ -212,8 +212,10 @@ class AddRiesz(SidedKernel):
 
     def separable(self, query, key, bandwidth):
         scale = bandwidth[..., 0] if isinstance(bandwidth, Tensor) else bandwidth
-        row = (query.abs() + query).sum(-1) / scale + RIESZ_EPSILON * query.shape[-1]
-        return row, (key.abs() - key).sum(-1) / scale
+        # the norm keeps nothing of the size of its input for the backward pass, unlike a sum of abs
+        norms = [torch.linalg.vector_norm(points, ord=1, dim=-1) for points in (query, key)]
+        row = (norms[0] + query.sum(-1)) / scale + RIESZ_EPSILON * query.shape[-1]
+        return row, (norms[1] - key.sum(-1)) / scale
 
 
 class PolynomialExponential(SidedKernel):
@@ -232,7 +234,7 @@ class PolynomialExponential(SidedKernel):
 
     def __init__(self, coefficients: Coefficients, *, bandwidth: float = 1.0):
         self.coefficients = _vector("coefficients", coefficients)
-        self.bandwidth = float(bandwidth)
+        self.bandwidth = _positive(bandwidth)
         if not len(self.coefficients):
             raise ValueError("coefficients must hold at least one number, got none")
 
@@ -296,7 +298,7 @@ class Spline(SidedKernel):
         count = len(self.nodes)
         self.jumps = torch.zeros(count, dtype=torch.float64) if jumps is None else _vector("jumps", jumps)
         self.offset = torch.as_tensor(offset, dtype=None if isinstance(offset, Tensor) else torch.float64)
-        self.bandwidth = float(bandwidth)
+        self.bandwidth = _positive(bandwidth)
         if count == 0:
             raise ValueError("nodes must hold at least one number, got none")
         if not bool((self.nodes.diff() > 0).all()):
@@ -310,7 +312,8 @@ class Spline(SidedKernel):
     def _vanishes_outside(self) -> bool:
         if any(part.requires_grad for part in (self.slopes, self.jumps, self.offset)):
             return False
-        return self.offset == 0 and self.slopes[0] == 0 and self.slopes[-1] == 0 and bool(self._knots()[1][-1] == 0)
+        ends = (self.offset, self.slopes[0], self.slopes[-1], self._knots()[1][-1])
+        return all(bool(number == 0) for number in ends)
 
     def _knots(self) -> tuple[Tensor, Tensor]:
         """The values of `f` just left and just right of every node, shapes `(J,)`, in float64 on the CPU."""
@@ -387,6 +390,12 @@ def _vector(name: str, numbers: Coefficients) -> Tensor:
     if vector.dim() != 1 or not vector.is_floating_point():
         raise ValueError(f"{name} must be a sequence of numbers or a 1-D float tensor, got shape {tuple(vector.shape)}")
     return vector
+
+
+def _positive(bandwidth: float) -> float:
+    if not bandwidth > 0:
+        raise ValueError(f"bandwidth must be positive, got {bandwidth}")
+    return float(bandwidth)
 
 
 # finite feature maps

@@ -1,12 +1,35 @@
-"""From kernel sums to attention."""
+"""From kernel sums to attention, and what becomes of heads that hold no numbers."""
 
 import torch
 from torch import Tensor
 
+from .validation import Problem
 
-def normalise(sums: Tensor, total: Tensor, floor: float) -> Tensor:
+
+def normalise(problem: Problem, sums: Tensor, total: Tensor, floor: float) -> Tensor:
     """`sums (P, M, C) / total (P, M)`, zero where no key is seen; a positive `floor` clamps the total."""
-    if floor:
-        return sums / total.clamp(min=floor)[..., None]
     # a total of zero has sums of zero above it
-    return sums / torch.where(total == 0, 1.0, total)[..., None]
+    total = total.clamp(min=floor) if floor else torch.where(total == 0, 1.0, total)
+    # times the reciprocal: the derivative of a quotient would make several more tensors of the size of the sums
+    return sums * (poison(problem) / total)[..., None]
+
+
+def poisoned(problem: Problem, rows: Tensor) -> Tensor:
+    """The rows `(P, M, C)`, NaN in every head that holds a NaN or an infinity."""
+    return rows * poison(problem)[..., None]
+
+
+def poison(problem: Problem) -> Tensor:
+    """`(P, 1)`, or `(P, M)` for grouped heads: one, or NaN for the rows of a head whose inputs are not all finite."""
+    problems, group = problem.query.shape[0], problem.group
+    # query heads of a group are told apart, what they share counts for all of them
+    queries = problem.query.detach().reshape(problems, group, problem.rows * problem.query.shape[2])
+    shared = (part.detach().flatten(1)[:, None] for part in (problem.key, problem.value))
+    parts = [part for part in (queries, *shared) if part.numel()]
+    ones = problem.query.new_ones(problems, group)
+    if parts:
+        # a NaN makes both extremes NaN, an infinity one of them: no mask of the size of the input is made; and two
+        # reductions are six times as fast as one `aminmax`, which is not vectorised and does not survive a fork
+        extremes = [extreme(2).expand(problems, group) for part in parts for extreme in (part.amin, part.amax)]
+        ones = torch.where(torch.stack(extremes).isfinite().all(0), ones, torch.nan)
+    return ones if group == 1 else ones.repeat_interleave(problem.rows, 1)

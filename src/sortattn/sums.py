@@ -52,7 +52,7 @@ def weighted_sign_sum(query: Tensor, key: Tensor, value: Tensor, weight: Tensor,
         raise TypeError(
             f"weight must be {query.dtype} on {query.device} like query, got {weight.dtype} on {weight.device}"
         )
-    factors = weight.to(problem.query.dtype).reshape(problem.query.shape[0], problem.rows, -1)
+    factors = weight.to(problem.query.dtype).reshape(problem.query.shape[0], problem.rows, weight.shape[-1])
     if backend in ("auto", "sorted"):
         if problem.query.device.type != "cpu":
             raise RuntimeError(f"backend 'sorted' runs on the CPU for now, got tensors on {query.device}")

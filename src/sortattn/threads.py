@@ -57,13 +57,17 @@ def run(task: Callable[..., None], arguments: Sequence[tuple]) -> None:
     pending = iter(list(arguments))
     lock = threading.Lock()
 
+    # a thread's own mode: only within it may the caller's tensors be written to
+    inference = torch.is_inference_mode_enabled()
+
     def work() -> None:
-        while True:
-            with lock:
-                each = next(pending, None)
-            if each is None:
-                return
-            task(*each)
+        with torch.inference_mode(inference):
+            while True:
+                with lock:
+                    each = next(pending, None)
+                if each is None:
+                    return
+                task(*each)
 
     futures = [_pool.get(workers - 1).submit(work) for _ in range(workers - 1)]
     try:

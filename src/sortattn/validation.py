@@ -112,9 +112,14 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise ValueError(f"{name} must be on query's device {query.device}, got {tensor.device}")
 
 
+def autocasts(device: str) -> bool:
+    """Whether autocast is on for this kind of device; `meta` has none."""
+    return device != "meta" and torch.is_autocast_enabled(device)
+
+
 def _autocast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     device = query.device.type
-    if torch.is_autocast_enabled(device):
+    if autocasts(device):
         dtype = torch.get_autocast_dtype(device)
         # as for SDPA: autocast brings all three to its type, but leaves float64 alone
         if all(part.dtype != torch.float64 for part in (query, key, value)):
@@ -198,23 +203,26 @@ def _check_mask(mask: Tensor | None, query: Tensor, key: Tensor, leading: tuple[
         return None
     columns = key.shape[-2]
     batch = leading[0] if leading else 1
-    expected = f"key_mask must be bool of shape (B, N) = ({batch}, {columns}), or any shape that broadcasts to " + (
-        f"{(*leading, columns)}"
-    )
+
+    # written out only for an error: sizes that a compiler holds as symbols have no digits
+    def expected() -> str:
+        shapes = f"({batch}, {columns}), or any shape that broadcasts to {(*leading, columns)}"
+        return f"key_mask must be bool of shape (B, N) = {shapes}"
+
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"{expected}, True where the key takes part, got {kind}")
+        raise TypeError(f"{expected()}, True where the key takes part, got {kind}")
     if mask.device != query.device:
         raise ValueError(f"key_mask must be on query's device {query.device}, got {mask.device}")
-    if mask.dim() == 2 and tuple(mask.shape) in {(batch, columns), (1, columns)}:
+    if mask.dim() == 2 and mask.shape[1] == columns and (mask.shape[0] == batch or mask.shape[0] == 1):
         return mask.reshape(*mask.shape[: len(leading[:1])], *(1,) * (len(leading) - 1), columns)
     if mask.dim() == len(leading) + 2 or (mask.dim() == 2 and mask.shape[0] == query.shape[-2]):
-        raise ValueError(f"{expected}; dense (M, N) masks are not supported, got shape {tuple(mask.shape)}")
+        raise ValueError(f"{expected()}; dense (M, N) masks are not supported, got shape {tuple(mask.shape)}")
     try:
         fits = tuple(torch.broadcast_shapes(mask.shape, (*leading, columns))) == (*leading, columns)
     except RuntimeError:
         fits = False
     # a 2-D mask is (B, N) and nothing else: (H, N) would be taken for it on a square shape
     if not fits or mask.shape[-1:] != (columns,) or (mask.dim() == 2 and len(leading) != 1):
-        raise ValueError(f"{expected}, got shape {tuple(mask.shape)}")
+        raise ValueError(f"{expected()}, got shape {tuple(mask.shape)}")
     return mask

@@ -17,7 +17,7 @@ from ..kernels import (
     Riesz,
     Softmax,
 )  # fmt: skip
-from ..normalise import normalise
+from ..normalise import normalise, poisoned
 from ..validation import Problem
 
 _SERVED = (Softmax, Gauss, Laplace, Riesz, AddRiesz, AddLaplace, AddBump)
@@ -44,10 +44,11 @@ def attention(problem: Problem, kernel: Kernel) -> Tensor:
 
             scores = scores + LazyTensor(torch.where(problem.weight == 0, -1e30, 0.0)[:, None, :, None].contiguous())
         out = scores.sumsoftmaxweight(_columns(problem.value), dim=2)
-        return out if problem.weight is None else out * (problem.weight.sum(-1) > 0)[:, None, None]
+        seen = 1.0 if problem.weight is None else (problem.weight.sum(-1) > 0)[:, None, None]
+        return poisoned(problem, out * seen)
     ones = problem.value.new_ones(problem.value.shape[:2]) if problem.weight is None else problem.weight
     sums = _sums(problem, kernel, torch.cat([problem.value, ones[..., None]], -1))
-    return normalise(sums[..., :-1], sums[..., -1], kernel.floor)
+    return normalise(problem, sums[..., :-1], sums[..., -1], kernel.floor)
 
 
 def kernel_sum(problem: Problem, kernel: Kernel) -> Tensor:

@@ -22,7 +22,7 @@ def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
 
 def attention(problem: Problem, kernel: FeatureKernel) -> Tensor:
     """Normalised kernel sums, `(P, M, C)`."""
-    return normalise(*_sums(problem, kernel), kernel.floor)
+    return normalise(problem, *_sums(problem, kernel), kernel.floor)
 
 
 def kernel_sum(problem: Problem, kernel: FeatureKernel) -> Tensor:

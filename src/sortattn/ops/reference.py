@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import ExponentialKernel, Kernel
-from ..normalise import normalise
+from ..normalise import normalise, poisoned
 from ..validation import Problem
 
 
@@ -17,9 +17,9 @@ def attention(problem: Problem, kernel: Kernel) -> Tensor:
     """`y_m = sum_n Phi(q_m, k_n) v_n / sum_n Phi(q_m, k_n)`, `(P, M, C)`."""
     if isinstance(kernel, ExponentialKernel):
         weights = _softmax(kernel.log_gram(*kernel.center(problem.query, problem.key), problem.bandwidth), problem)
-        return weights @ problem.value
+        return poisoned(problem, weights @ problem.value)
     gram = _masked(kernel.gram(problem.query, problem.key, problem.bandwidth), problem)
-    return normalise(gram @ problem.value, gram.sum(-1), kernel.floor)
+    return normalise(problem, gram @ problem.value, gram.sum(-1), kernel.floor)
 
 
 def kernel_sum(problem: Problem, kernel: Kernel) -> Tensor:

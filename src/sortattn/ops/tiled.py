@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import threads
 from ..kernels import ExponentialKernel, Gauss, Kernel, Softmax, rebuild
-from ..normalise import normalise
+from ..normalise import normalise, poisoned
 from ..validation import Problem
 
 # numbers in the largest intermediate of a block, per dimension that autograd keeps of it in the backward pass
@@ -28,9 +28,9 @@ def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
 def attention(problem: Problem, kernel: Kernel) -> Tensor:
     """`y_m = sum_n Phi(q_m, k_n) v_n / sum_n Phi(q_m, k_n)`, `(P, M, C)`."""
     if isinstance(kernel, (Softmax, Gauss)) and _sdpa_serves(problem):
-        return _sdpa(problem, kernel)
+        return poisoned(problem, _sdpa(problem, kernel))
     sums, total = _sums(problem, kernel, shifted=isinstance(kernel, ExponentialKernel))
-    return normalise(sums, total, kernel.floor)
+    return normalise(problem, sums, total, kernel.floor)
 
 
 def kernel_sum(problem: Problem, kernel: Kernel) -> Tensor:
@@ -66,7 +66,8 @@ def _sums(problem: Problem, kernel: Kernel, shifted: bool) -> tuple[Tensor, Tens
     bandwidth = bandwidth.reshape(-1, 1, 1).expand(query.shape[0], 1, 1)
     parameters = kernel.parameters()
     if parameters is None:
-        parameters = query.new_empty(0)
+        # not `query.new_empty`, which under vmap would have the mapped dimension
+        parameters = torch.empty(0, dtype=query.dtype, device=query.device)
     sums, total, _ = tiled_sum(
         query, key, value, weight, bandwidth, parameters, kernel.name, problem.causal, problem.group, shifted
     )

@@ -31,7 +31,7 @@ def sided_sum(
     rate: float,
     compact: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sums `(P, M, C)`, those of the weights `(P, M)`, and the argsorts of queries and keys along each dimension."""
+    """The sums `(P, M, C)`, those of the weights `(P, M)`, and the argsorts of queries and keys by dimension."""
     from . import cpu
 
     query, key, value, weight = (part.detach().contiguous() for part in (query, key, value, weight))
@@ -67,6 +67,7 @@ def sided_sum_backward(
     rate: float,
     compact: bool,
     wants_points: bool,
+    wants_bandwidth: bool,
     wants_value: bool,
     wants_terms: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -90,6 +91,7 @@ def sided_sum_backward(
         grad_key = cpu.dot(
             queries, keys, grad, grad_extra, value, weight, slope, bandwidth, mirrored=True, factors=[-r for r in rates]
         )
+    if wants_bandwidth:
         grad_bandwidth = _bandwidth_gradient(query, key, grad_query, grad_key, bandwidth)
     if wants_terms:
         grad_below, grad_above = torch.zeros_like(below), torch.zeros_like(above)
@@ -107,20 +109,19 @@ def sided_sum_backward(
 @sided_sum_backward.register_fake
 def _(
     grad, grad_extra, query, key, value, weight, bandwidth, nodes, below, above, query_order, key_order, rate, compact,
-    wants_points, wants_value, wants_terms,
+    wants_points, wants_bandwidth, wants_value, wants_terms,
 ):  # fmt: skip
-    def empty(like, wanted):
-        return like.new_empty(like.shape if wanted else (0,))
+    def like(part, wanted):
+        return part.new_empty(part.shape) if wanted else value.new_empty(0)
 
-    points, values, tables = wants_points, wants_value, wants_terms
     return (
-        query.new_empty(query.shape if points else (0,)),
-        key.new_empty(key.shape if points else (0,)),
-        value.new_empty(value.shape if values else (0,)),
-        weight.new_empty(weight.shape if values else (0,)),
-        bandwidth.new_empty(bandwidth.shape) if points else value.new_empty(0),
-        below.new_empty(below.shape) if tables else value.new_empty(0),
-        above.new_empty(above.shape) if tables else value.new_empty(0),
+        like(query, wants_points),
+        like(key, wants_points),
+        like(value, wants_value),
+        like(weight, wants_value),
+        like(bandwidth, wants_bandwidth),
+        like(below, wants_terms),
+        like(above, wants_terms),
     )
 
 
@@ -186,6 +187,7 @@ def _backward(ctx, grad, grad_extra, *_):
         ctx.rate,
         ctx.compact,
         wants_points,
+        wants[4],
         wants_value,
         wants_terms,
     )

@@ -22,7 +22,7 @@ def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
 
 def attention(problem: Problem, kernel: SidedKernel) -> Tensor:
     """Normalised kernel sums, `(P, M, C)`."""
-    return normalise(*_sums(problem, kernel), kernel.floor)
+    return normalise(problem, *_sums(problem, kernel), kernel.floor)
 
 
 def kernel_sum(problem: Problem, kernel: SidedKernel) -> Tensor:
@@ -35,17 +35,20 @@ def _sums(problem: Problem, kernel: SidedKernel) -> tuple[Tensor, Tensor]:
     weight = value.new_ones(value.shape[:2]) if problem.weight is None else problem.weight
     bandwidth = torch.as_tensor(problem.bandwidth, dtype=torch.float64, device=query.device)
     bandwidth = bandwidth.reshape(-1).expand(query.shape[0])
+    # the separable part comes first, so that the backward pass comes to it last, when the sorted sums hold no memory
+    parts = kernel.separable(query, key, problem.bandwidth)
+    if parts is not None:
+        row, column = parts
+        factors = torch.stack([weight, column * weight], 1)
+        shares = torch.stack([row, torch.ones_like(row)], 2)
+        moments, counts = factors @ value, factors.sum(-1, keepdim=True)
     terms = kernel.terms()
     # the argsorts, which only the backward pass needs, are not kept alive by a name here
     sums, total = sided_sum(
         query, key, value, weight, bandwidth, terms.nodes, terms.below, terms.above, terms.rate, terms.compact
     )[:2]
-    parts = kernel.separable(query, key, problem.bandwidth)
     if parts is not None:
-        row, column = parts
-        # the separable part of every sum is a combination of two rows: the sum of the values, and a weighted one
-        factors = torch.stack([weight, column * weight], 1)
-        shares = torch.stack([row, torch.ones_like(row)], 2)
-        sums = torch.baddbmm(sums, shares, factors @ value)
-        total = total + (shares @ factors.sum(-1, keepdim=True))[..., 0]
+        # every query's share is a combination of two rows: the sum of the values, and a weighted one
+        sums = torch.baddbmm(sums, shares, moments)
+        total = total + (shares @ counts)[..., 0]
     return sums, total

@@ -160,14 +160,8 @@ def walk(lanes, depth, sources, targets, profile, decays, plan, out, out_extra, 
     below, above, two_sided = profile.below, profile.above, profile.two_sided
     target_points, target_order = targets.points, targets.order
     source_low, source_high, target_low, target_high = decays
-    tiles, groups, starts, nears, top, top_extra = (
-        plan.tiles,
-        plan.groups,
-        plan.starts,
-        plan.nears,
-        plan.top,
-        plan.top_extra,
-    )
+    tiles, groups, starts, nears = plan.tiles, plan.groups, plan.starts, plan.nears
+    top, top_extra = plan.top, plan.top_extra
     families = nodes.shape[0]
     final = families - 1
     weights = np.empty(FOLD, out.dtype)
@@ -197,8 +191,7 @@ def walk(lanes, depth, sources, targets, profile, decays, plan, out, out_extra, 
             first = np.int64(starts[j, group - 1]) if tile > 0 else np.int64(0)
             absorb(
                 lanes, depth, rows, scalars, points, order, first, np.int64(starts[j, group]), origin - nodes[j], 1.0,
-                rate,
-                weights, moments, extras, j,
+                rate, weights, moments, extras, j,
             )  # fmt: skip
         previous = origin
         combine(lanes, depth, moments, extras, spread, base, base_extra, 0)
@@ -206,12 +199,12 @@ def walk(lanes, depth, sources, targets, profile, decays, plan, out, out_extra, 
         for m in range(start, stop, 4):
             if profile.compact and starts[0, group] <= nears[final, group]:
                 # no source is in the windows of all four: they are few, or lie at the edges
-                close = np.float64(target_points[min(m + 3, stop - 1)]) - nodes[0]
+                begin, close = np.int64(starts[final, group]), np.int64(nears[0, group])
+                if profile.tied:
+                    close = first_beyond(points, close, np.float64(target_points[min(m + 3, stop - 1)]) - nodes[0])
                 _sum_windows(
-                    lanes, depth, rows, scalars, points, order, np.int64(starts[final, group]),
-                    first_beyond(points, np.int64(nears[0, group]), close), nodes, below, target_points, target_order,
-                    m,
-                    min(m + 4, stop), out, out_extra, products,
+                    lanes, depth, rows, scalars, points, order, begin, close, nodes, below, target_points, target_order,
+                    m, min(m + 4, stop), out, out_extra, products,
                 )  # fmt: skip
             else:
                 m1, m2, m3 = min(m + 1, stop - 1), min(m + 2, stop - 1), min(m + 3, stop - 1)

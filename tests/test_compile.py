@@ -1,0 +1,158 @@
+"""`torch.compile(fullgraph=True)` with lengths that change: no graph break, no recompilation, right gradients."""
+
+import shutil
+
+import pytest
+import torch
+import torch._dynamo.testing
+from torch._dynamo.utils import counters
+
+import sortattn
+
+from .cases import CASES, Shape, assert_close, cotangent, draw, leaves, refusal
+from .definition import FORWARD, GRADIENT
+
+# lengths with several tiles and blocks, and with less than one
+LENGTHS = ((30, 40), (57, 91), (300, 310), (41, 25))
+CALLS = [
+    ("add_riesz", "sorted"), ("add_laplace", "sorted"), ("add_bump", "sorted"), ("spline", "sorted"),
+    ("matern32", "sorted"), ("add_laplace", "tiled"), ("laplace", "tiled"), ("softmax", "tiled"), ("gauss", "tiled"),
+    ("spline", "tiled"), ("add_bump", "reference"), ("riesz", "reference"), ("elu", "linear"), ("tri", "linear"),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def compiled(function, backend: str = "aot_eager"):
+    """The compiled function, and a counter of its graphs."""
+    counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
+    return torch.compile(function, fullgraph=True, dynamic=True, backend=counter), counter
+
+
+def run(function, shape: Shape, device: str, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    points = leaves(*draw(shape, dtype, device))
+    output = function(*points)
+    return [output.detach(), *torch.autograd.grad(output, points, cotangent(shape, dtype, device))]
+
+
+def agree(one: list[torch.Tensor], other: list[torch.Tensor], dtype: torch.dtype = torch.float32) -> None:
+    for i, (first, second) in enumerate(zip(one, other, strict=True)):
+        assert_close(first, second, GRADIENT[dtype] if i else FORWARD[dtype])
+
+
+@pytest.mark.parametrize(("name", "backend"), CALLS, ids=["-".join(call) for call in CALLS])
+def test_one_graph_serves_all_lengths(name, backend, device):
+    case = CASES[name]
+    if refusal(backend, case, device):
+        return
+
+    def call(query, key, value):
+        return sortattn.kernel_attention(query, key, value, case.kernel, bandwidth=2.0, backend=backend) * 2
+
+    fast, counter = compiled(call)
+    for rows, columns in LENGTHS:
+        shape = Shape((2, 2), rows, columns, 3, 4)
+        agree(run(fast, shape, device), run(call, shape, device))
+    assert counter.frame_count == 1
+    assert not counters["graph_break"]
+
+
+@pytest.mark.parametrize(("name", "backend"), [("add_laplace", "tiled"), ("elu", "linear"), ("softmax", "reference")])
+def test_causal_masked_and_grouped_calls_compile(name, backend, device):
+    def call(query, key, value, mask):
+        return sortattn.kernel_attention(
+            query, key, value, name, key_mask=mask, is_causal=True, enable_gqa=True, backend=backend
+        )
+
+    fast, counter = compiled(call)
+    for length in (30, 57, 140):
+        query, key, value = draw(Shape((2, 4), length, length, 3, 4), torch.float32, device)
+        key, value = key[:, :2], value[:, :2]
+        mask = (torch.rand(2, length, generator=torch.Generator().manual_seed(0)) < 0.7).to(device)
+        assert_close(fast(query, key, value, mask), call(query, key, value, mask), FORWARD[torch.float32])
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("backend", ["tiled", "sorted"])
+def test_learned_bandwidths_and_coefficients_compile(backend, device):
+    if refusal(backend, CASES["spline"], device):
+        return
+    inputs = draw(Shape((2, 2), 30, 40, 3, 4), torch.float32, device)
+
+    def call(bandwidth, slopes):
+        kernel = sortattn.PolynomialExponential(slopes)
+        return sortattn.kernel_attention(*inputs, kernel, bandwidth=bandwidth, backend=backend).square().sum()
+
+    fast, counter = compiled(call)
+    results = []
+    for function in (call, fast):
+        numbers = leaves(torch.tensor([0.7, 1.3], device=device), torch.tensor([1.0, 0.5]))
+        results.append(torch.autograd.grad(function(*numbers), numbers))
+    for one, other in zip(*results, strict=True):
+        assert_close(one, other, GRADIENT[torch.float32])
+    assert counter.frame_count == 1
+
+
+def test_auto_compiles_without_a_graph_break(device):
+    def call(query, key, value):
+        return sortattn.kernel_attention(query, key, value, "add_laplace")
+
+    fast, counter = compiled(call)
+    for rows, columns in LENGTHS:
+        shape = Shape((2, 2), rows, columns, 3, 4)
+        agree(run(fast, shape, device), run(call, shape, device))
+    # one graph for each backend that it takes, at most
+    assert counter.frame_count <= 3
+    assert not counters["graph_break"]
+
+
+def test_the_module_compiles(device):
+    module = sortattn.KernelAttention(8, 2, kernel="add_bump", learn_bandwidth=True).to(device)
+    fast, counter = compiled(module)
+    for length in (20, 33, 70):
+        rows = torch.randn(2, length, 8, device=device)
+        assert_close(fast(rows), module(rows), FORWARD[torch.float32])
+    assert counter.frame_count == 1
+
+
+def test_sums_compile(device):
+    if device != "cpu":
+        return
+
+    def call(query, key, value, weight):
+        signs = sortattn.weighted_sign_sum(query, key, value, weight, backend="sorted")
+        return signs.sum() + sortattn.weighted_abs_sum(query, key, value, backend="sorted").sum()
+
+    fast, counter = compiled(call)
+    for rows, columns in LENGTHS[:2]:
+        shape = Shape((2,), rows, columns, 3, 4)
+        inputs = (*draw(shape, torch.float32), cotangent(shape, torch.float32))
+        assert fast(*inputs).item() == pytest.approx(call(*inputs).item(), rel=1e-4)
+    assert counter.frame_count == 1
+
+
+def test_errors_of_compiled_calls_are_the_same(device):
+    def call(query, key, value):
+        return sortattn.kernel_attention(query, key, value, "softmax", backend="sorted")
+
+    with pytest.raises(Exception, match="cannot serve this call"):
+        torch.compile(call, backend="eager")(*draw(Shape((2,), 3, 4, 2, 2), torch.float32, device))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cpu_only")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_inductor_compiles_forward_and_backward():
+    def call(query, key, value):
+        return sortattn.kernel_attention(query, key, value, "add_riesz", backend="sorted").relu()
+
+    fast, counter = compiled(call, "inductor")
+    for rows, columns in LENGTHS[:2]:
+        shape = Shape((2, 2), rows, columns, 3, 4)
+        agree(run(fast, shape, "cpu"), run(call, shape, "cpu"))
+    assert counter.frame_count == 1

@@ -1,0 +1,202 @@
+"""`KernelAttention` against the same computation written out."""
+
+import copy
+import io
+
+import pytest
+import torch
+
+import sortattn
+
+from .cases import assert_close
+from .definition import FORWARD
+
+KERNELS = {
+    **{name: name for name in ("add_laplace", "add_riesz", "softmax", "elu")},
+    "spline": sortattn.Spline([0.0], [-0.5, 0.25], offset=1.0),
+}
+
+
+def by_hand(module, query, key, value, **options):
+    """Project, split into heads, attend in each, join, project."""
+
+    def split(rows, heads):
+        return torch.stack(rows.split(module.head_dim, -1), -3) if heads > 1 else rows.unsqueeze(-3)
+
+    heads = split(query @ module.query_proj.weight.T + module.query_proj.bias, module.num_heads)
+    keys = split(key @ module.key_proj.weight.T + module.key_proj.bias, module.kv_heads)
+    values = split(value @ module.value_proj.weight.T + module.value_proj.bias, module.kv_heads)
+    group = module.num_heads // module.kv_heads
+    keys, values = (part.repeat_interleave(group, -3) for part in (keys, values))
+    rows = sortattn.kernel_attention(heads, keys, values, module.kernel, backend="reference", **options)
+    joined = torch.cat(rows.unbind(-3), -1)
+    return joined @ module.out_proj.weight.T + module.out_proj.bias
+
+
+@pytest.fixture
+def rows(device):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, 21, 12, generator=generator, dtype=torch.float64).to(device)
+
+
+@pytest.fixture
+def context(device):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(2, 33, 12, generator=generator, dtype=torch.float64).to(device)
+
+
+def make(device, *args, **options):
+    torch.manual_seed(0)
+    module = sortattn.KernelAttention(*args, **options, device=device, dtype=torch.float64)
+    # biases start at zero: give them something to do
+    for parameter in module.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return module
+
+
+@pytest.mark.parametrize("kernel", [*KERNELS.values()], ids=KERNELS.keys())
+def test_self_attention(kernel, rows, device):
+    module = make(device, 12, 3, kernel=kernel)
+    assert_close(module(rows), by_hand(module, rows, rows, rows), FORWARD[torch.float64])
+
+
+def test_cross_attention_with_sizes_of_its_own(rows, context, device):
+    module = make(device, 12, 3, key_dim=12, value_dim=5)
+    value = context[..., :5]
+    assert_close(module(rows, context, value), by_hand(module, rows, context, value), FORWARD[torch.float64])
+    # the value defaults to the key
+    module = make(device, 12, 3)
+    assert_close(module(rows, context), by_hand(module, rows, context, context), FORWARD[torch.float64])
+
+
+def test_padded_batches(rows, context, device):
+    module = make(device, 12, 3)
+    mask = (torch.rand(2, 33, generator=torch.Generator().manual_seed(2)) < 0.6).to(device)
+    output = module(rows, context, key_mask=mask)
+    for b in range(2):
+        seen = context[b : b + 1, mask[b]]
+        assert_close(output[b : b + 1], by_hand(module, rows[b : b + 1], seen, seen), FORWARD[torch.float64])
+
+
+def test_grouped_heads(rows, device):
+    module = make(device, 12, 4, kv_heads=2)
+    assert module.key_proj.out_features == module.value_proj.out_features == 6
+    assert_close(module(rows), by_hand(module, rows, rows, rows), FORWARD[torch.float64])
+
+
+def test_causal_attention_does_not_look_ahead(rows, device):
+    module = make(device, 12, 3, is_causal=True)
+    before = module(rows)
+    assert_close(before, by_hand(module, rows, rows, rows, is_causal=True), FORWARD[torch.float64])
+    changed = rows.clone()
+    changed[:, 10:] += 1.0
+    after = module(changed)
+    assert_close(after[:, :10], before[:, :10], FORWARD[torch.float64])
+    assert (after[:, 10:] != before[:, 10:]).any()
+
+
+def test_unbatched_rows(rows, context, device):
+    module = make(device, 12, 3)
+    batched = module(rows[:1], context[:1])
+    assert_close(module(rows[0], context[0]), batched[0], FORWARD[torch.float64])
+    mask = torch.ones(33, dtype=torch.bool, device=device)
+    mask[5:] = False
+    masked = module(rows[:1], context[:1], key_mask=mask[None])
+    assert_close(module(rows[0], context[0], key_mask=mask), masked[0], FORWARD[torch.float64])
+
+
+def test_learned_bandwidths_start_at_the_default_and_are_learned_per_head(rows, device):
+    fixed, learned = make(device, 12, 3), make(device, 12, 3, learn_bandwidth=True)
+    learned.load_state_dict({**fixed.state_dict(), "log_bandwidth": torch.full((3,), 0.5, dtype=torch.float64).log()})
+    # the default of add_laplace
+    assert_close(learned(rows), fixed(rows), FORWARD[torch.float64])
+    learned(rows).square().sum().backward()
+    assert learned.log_bandwidth.grad.shape == (3,)
+    assert (learned.log_bandwidth.grad != 0).all()
+    taus = torch.tensor([0.3, 0.5, 2.0], dtype=torch.float64, device=device)
+    learned.log_bandwidth.data = taus.log()
+    assert_close(learned(rows), by_hand(learned, rows, rows, rows, bandwidth=taus), FORWARD[torch.float64])
+
+
+def test_every_parameter_gets_a_gradient(rows, device):
+    module = make(device, 12, 4, kv_heads=2, kernel="add_riesz", learn_bandwidth=True)
+    module(rows).square().sum().backward()
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        # a constant added to all keys moves no attention weight of a stationary kernel; add_riesz is not quite
+        assert (parameter.grad != 0).any(), name
+
+
+@pytest.mark.parametrize("learn", [False, True], ids=["fixed", "learned"])
+def test_deepcopy_and_state_dict_keep_everything(learn, rows, device):
+    options = {"kernel": "add_bump", "kv_heads": 1, "learn_bandwidth": learn}
+    module = make(device, 12, 3, **options)
+    expected = module(rows)
+    twin = copy.deepcopy(module)
+    assert torch.equal(twin(rows), expected)
+    assert all(a.data_ptr() != b.data_ptr() for a, b in zip(twin.parameters(), module.parameters(), strict=True))
+    file = io.BytesIO()
+    torch.save(module.state_dict(), file)
+    file.seek(0)
+    fresh = sortattn.KernelAttention(12, 3, **options, device=device, dtype=torch.float64)
+    assert not torch.equal(fresh(rows), expected)
+    assert set(module.state_dict()) == set(fresh.state_dict())
+    assert ("log_bandwidth" in module.state_dict()) == learn
+    fresh.load_state_dict(torch.load(file))
+    assert torch.equal(fresh(rows), expected)
+
+
+def test_a_copied_kernel_with_coefficients_still_works(rows, device):
+    kernel = sortattn.PolynomialExponential([1.0, 0.5])
+    module = make(device, 12, 3, kernel=kernel)
+    assert torch.equal(copy.deepcopy(module)(rows), module(rows))
+
+
+def test_gradients_reach_the_coefficients_of_a_kernel(rows, device):
+    slopes = torch.tensor([-0.5, 0.25], dtype=torch.float64, requires_grad=True)
+    module = make(device, 12, 3, kernel=sortattn.Spline([0.0], slopes, offset=1.0))
+    module(rows).square().sum().backward()
+    assert (slopes.grad != 0).all()
+
+
+def test_without_biases_there_are_none(device):
+    module = sortattn.KernelAttention(12, 3, bias=False, device=device)
+    assert all(not name.endswith("bias") for name, _ in module.named_parameters())
+
+
+def test_its_text_says_what_it_is(device):
+    text = str(sortattn.KernelAttention(12, 4, kernel="add_bump", kv_heads=2, device=device))
+    assert "12, num_heads=4, kv_heads=2, kernel='add_bump'" in text
+
+
+def test_training_lowers_the_loss(device):
+    torch.manual_seed(0)
+    module = sortattn.KernelAttention(8, 2, kernel="add_laplace", learn_bandwidth=True).to(device)
+    rows = torch.randn(4, 30, 8, device=device)
+    wanted = rows.roll(1, 1)
+    optimiser = torch.optim.Adam(module.parameters(), lr=0.01)
+    losses = []
+    for _ in range(30):
+        optimiser.zero_grad()
+        loss = (module(rows) - wanted).square().mean()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"embed_dim": 10, "num_heads": 3}, "embed_dim must be a multiple of num_heads, got 10 and 3"),
+        ({"embed_dim": 12, "num_heads": 0}, "embed_dim must be a multiple of num_heads, got 12 and 0"),
+        ({"embed_dim": 12, "num_heads": 4, "kv_heads": 3}, "num_heads must be a multiple of kv_heads, got 4 and 3"),
+        ({"embed_dim": 12, "num_heads": 4, "kv_heads": 0}, "num_heads must be a multiple of kv_heads, got 4 and 0"),
+        ({"embed_dim": 12, "num_heads": 4, "bandwidth": -1.0}, "bandwidth must be positive, got -1.0"),
+        ({"embed_dim": 12, "num_heads": 4, "kernel": "cosine"}, "unknown kernel 'cosine', expected one of softmax, "),
+    ],
+)
+def test_wrong_sizes_are_told(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        sortattn.KernelAttention(**arguments)
