@@ -87,7 +87,9 @@ def cheapest(problem: Problem, kernel: Kernel, normalised: bool) -> str:
     able = [
         name for name, kind in _COSTS if kind == family and _MODULES[name].why_not(problem, kernel, normalised) is None
     ]
-    return min(able, key=lambda name: _COSTS[name, family].estimate(*sizes))
+    costs = [_COSTS[name, family].estimate(*sizes) for name in able]
+    # not min with a key, which the compiler cannot follow
+    return able[costs.index(min(costs))]
 
 
 def cost_table() -> str:

@@ -47,8 +47,9 @@ def _causal(problem: Problem, query: Tensor, key: Tensor, value: Tensor) -> Tens
     problems, columns = key.shape[:2]
     rows = problem.rows
     query = query.reshape(problems, problem.group, rows, query.shape[2])
-    # the first N - M keys are seen by all; the first M - N queries see none
-    early, blind = max(columns - rows, 0), max(rows - columns, 0)
+    # the first N - M keys are seen by all, the first M - N queries see none; no max, as a compiler's sizes are symbols
+    early = columns - rows if columns > rows else 0
+    blind = rows - columns if rows > columns else 0
     state = key[:, :early].transpose(1, 2) @ value[:, :early]
     sums = _square(query[:, :, blind:], key[:, early:], value[:, early:], state)
     sums = torch.nn.functional.pad(sums, (0, 0, blind, 0))
@@ -58,8 +59,8 @@ def _causal(problem: Problem, query: Tensor, key: Tensor, value: Tensor) -> Tens
 def _square(query: Tensor, key: Tensor, value: Tensor, state: Tensor) -> Tensor:
     """As many queries `(P, group, L, F)` as keys `(P, L, F)`; `state (P, F, C)` is seen by all."""
     problems, length = key.shape[:2]
-    rest = -length % _CHUNK
-    chunks = (length + rest) // _CHUNK
+    chunks = (length + _CHUNK - 1) // _CHUNK
+    rest = chunks * _CHUNK - length
 
     def cut(rows: Tensor) -> Tensor:
         padded = torch.nn.functional.pad(rows, (0, 0, 0, rest))
