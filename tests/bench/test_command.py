@@ -130,12 +130,22 @@ def test_a_real_interrupt_ends_with_130_and_a_file_that_can_be_read(tmp_path):
     options += ["--no-memory", "--rounds", "100000", "--budget", "0", "--out", str(tmp_path), "-n", "8"]
     # sizes enough to still be running when the signal comes
     command = [sys.executable, "-m", "sortattn", "bench", *options, *map(str, range(9, 3000))]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    # a shell's background job ignores the signal, and its children would too
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     deadline = time.monotonic() + 60
     while not path.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    try:
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert "the same command continues" in errors

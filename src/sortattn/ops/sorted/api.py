@@ -149,15 +149,17 @@ def _unit_tables(table: Tensor):
 
 
 def _inner(left: Tensor, right: Tensor) -> Tensor:
-    return (left * right).sum(dtype=torch.float64)
+    # first over the points: a sum of everything at once would round differently with the number of threads
+    return (left * right).sum(1, dtype=torch.float64).sum()
 
 
 def _bandwidth_gradient(query: Tensor, key: Tensor, grad_query: Tensor, grad_key: Tensor, bandwidth: Tensor) -> Tensor:
     # the sum of all gradients of a stationary kernel is zero, so any origin serves; a near one does not cancel
     origin = key.mean(1, keepdim=True) if key.shape[1] else 0.0
-    products = ((query - origin) * grad_query).sum((1, 2), dtype=torch.float64)
-    products = products + ((key - origin) * grad_key).sum((1, 2), dtype=torch.float64)
-    return -products / bandwidth
+    products = ((query - origin) * grad_query).sum(1, dtype=torch.float64)
+    products = products + ((key - origin) * grad_key).sum(1, dtype=torch.float64)
+    # over the points first, as in `_inner`
+    return -products.sum(1) / bandwidth
 
 
 def _setup(ctx, inputs, output):

@@ -39,9 +39,10 @@ def _sums(problem: Problem, kernel: SidedKernel) -> tuple[Tensor, Tensor]:
     parts = kernel.separable(query, key, problem.bandwidth)
     if parts is not None:
         row, column = parts
+        # products and sums, not matrix products: those round differently with the number of threads
         factors = torch.stack([weight, column * weight], 1)
-        shares = torch.stack([row, torch.ones_like(row)], 2)
-        moments, counts = factors @ value, factors.sum(-1, keepdim=True)
+        plain, weighted = ((factors[:, i, :, None] * value).sum(1, keepdim=True) for i in range(2))
+        counts = factors.sum(-1)
     terms = kernel.terms()
     # the argsorts, which only the backward pass needs, are not kept alive by a name here
     sums, total = sided_sum(
@@ -49,6 +50,6 @@ def _sums(problem: Problem, kernel: SidedKernel) -> tuple[Tensor, Tensor]:
     )[:2]
     if parts is not None:
         # every query's share is a combination of two rows: the sum of the values, and a weighted one
-        sums = torch.baddbmm(sums, shares, moments)
-        total = total + (shares @ counts)[..., 0]
+        sums = torch.addcmul(sums, row[..., None], plain) + weighted
+        total = total + row * counts[:, :1] + counts[:, 1:]
     return sums, total
