@@ -162,11 +162,11 @@ def test_vmap_over_coefficients_is_a_clear_error(backend, device):
 
 
 @pytest.mark.usefixtures("cpu_only")
-def test_vmap_of_signs_says_that_it_is_not_there():
+def test_vmap_of_signs_is_the_batched_call():
     query, key, value = draw(Shape((3,), 5, 7, 3, 2), torch.float64)
     weight = cotangent(Shape((3,), 5, 7, 3, 2))
-    with pytest.raises(RuntimeError, match=r"vmap.* sortattn::sign_dot"):
-        torch.func.vmap(sortattn.weighted_sign_sum)(query, key, value, weight)
+    mapped = torch.func.vmap(sortattn.weighted_sign_sum)(query, key, value, weight)
+    torch.testing.assert_close(mapped, sortattn.weighted_sign_sum(query, key, value, weight), rtol=1e-14, atol=0)
 
 
 # functional gradients

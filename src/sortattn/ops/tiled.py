@@ -14,6 +14,7 @@ from .. import threads
 from ..kernels import ExponentialKernel, Gauss, Kernel, Softmax, rebuild
 from ..normalise import normalise, poisoned
 from ..validation import Problem
+from .batching import fold, unfold
 
 # numbers in the largest intermediate of a block, per dimension that autograd keeps of it in the backward pass
 _BLOCK = 1 << 22
@@ -227,10 +228,5 @@ def _(info, in_dims, *inputs):
     """A mapped dimension becomes more problems."""
     if in_dims[5] is not None:
         raise RuntimeError("sortattn cannot vmap over the coefficients of a kernel; call it once per kernel instead")
-
-    def fold(tensor, dim):
-        batched = tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-        return batched.reshape(-1, *batched.shape[2:])
-
-    outputs = tiled_sum(*(fold(inputs[i], in_dims[i]) for i in range(5)), *inputs[5:])
-    return tuple(part.reshape(info.batch_size, -1, *part.shape[1:]) for part in outputs), (0, 0, 0)
+    folded = [fold(info.batch_size, inputs[i], in_dims[i]) for i in range(5)]
+    return unfold(info.batch_size, tiled_sum(*folded, *inputs[5:]))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import Terms
+from ..batching import fold, unfold
 
 
 @torch.library.custom_op("sortattn::sided_sum", mutates_args=(), device_types="cpu")
@@ -204,14 +205,7 @@ sided_sum.register_autograd(_backward, setup_context=_setup)
 @sided_sum.register_vmap
 def _(info, in_dims, *inputs):
     """A mapped dimension becomes more problems."""
-    size = info.batch_size
     if any(in_dims[i] is not None for i in (5, 6, 7)):
         raise RuntimeError("sortattn cannot vmap over the coefficients of a kernel; call it once per kernel instead")
-
-    def fold(tensor, dim):
-        batched = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-        return batched.reshape(-1, *batched.shape[2:])
-
-    folded = [fold(inputs[i], in_dims[i]) for i in range(5)]
-    outputs = sided_sum(*folded, *inputs[5:])
-    return tuple(part.reshape(size, -1, *part.shape[1:]) for part in outputs), (0, 0, 0, 0)
+    folded = [fold(info.batch_size, inputs[i], in_dims[i]) for i in range(5)]
+    return unfold(info.batch_size, sided_sum(*folded, *inputs[5:]))

@@ -1,0 +1,14 @@
+"""What the operators' rules for `torch.func.vmap` share: a mapped dimension becomes more problems."""
+
+from torch import Tensor
+
+
+def fold(size: int, tensor: Tensor, dim: int | None) -> Tensor:
+    """`(P, ...)` per sample, mapped over `dim` (None: the same for all), as `(size * P, ...)`."""
+    batched = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+    return batched.reshape(-1, *batched.shape[2:])
+
+
+def unfold(size: int, outputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """Outputs `(size * P, ...)` as `(size, P, ...)`, and the dimension they are mapped over."""
+    return tuple(part.reshape(size, -1, *part.shape[1:]) for part in outputs), (0,) * len(outputs)
