@@ -106,6 +106,9 @@ def test_unbatched_rows(rows, context, device):
 
 
 def test_learned_bandwidths_start_at_the_default_and_are_learned_per_head(rows, device):
+    for options, start in (({}, 0.5), ({"bandwidth": 3.0}, 3.0), ({"kernel": "softmax"}, 4**0.25)):
+        module = sortattn.KernelAttention(12, 3, learn_bandwidth=True, **options, device=device)
+        assert module.log_bandwidth.exp().tolist() == pytest.approx([start] * 3)
     fixed, learned = make(device, 12, 3), make(device, 12, 3, learn_bandwidth=True)
     learned.load_state_dict({**fixed.state_dict(), "log_bandwidth": torch.full((3,), 0.5, dtype=torch.float64).log()})
     # the default of add_laplace

@@ -162,11 +162,23 @@ def test_vmap_over_coefficients_is_a_clear_error(backend, device):
 
 
 @pytest.mark.usefixtures("cpu_only")
-def test_vmap_of_signs_is_the_batched_call():
-    query, key, value = draw(Shape((3,), 5, 7, 3, 2), torch.float64)
-    weight = cotangent(Shape((3,), 5, 7, 3, 2))
-    mapped = torch.func.vmap(sortattn.weighted_sign_sum)(query, key, value, weight)
-    torch.testing.assert_close(mapped, sortattn.weighted_sign_sum(query, key, value, weight), rtol=1e-14, atol=0)
+@pytest.mark.parametrize("dims", [(0, 0, 0, 0), (None, 0, 1, 0)], ids=str)
+def test_vmap_of_sign_sums_is_a_loop(dims):
+    shape = Shape((3, 2), 5, 7, 3, 2)
+    inputs = [
+        part[0] if dim is None else part.movedim(0, dim)
+        for part, dim in zip((*draw(shape), cotangent(shape)), dims, strict=True)
+    ]
+    loop = torch.stack(
+        [
+            sortattn.weighted_sign_sum(
+                *(part if dim is None else part.select(dim, i) for part, dim in zip(inputs, dims, strict=True))
+            )
+            for i in range(3)
+        ]
+    )
+    mapped = torch.func.vmap(sortattn.weighted_sign_sum, in_dims=dims)(*inputs)
+    assert_close(mapped, loop, FORWARD[torch.float64])
 
 
 # functional gradients

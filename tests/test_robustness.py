@@ -8,7 +8,7 @@ import torch
 import sortattn
 
 from . import dense
-from .cases import BOX, CASES, SIDED, Shape, assert_close, cotangent, draw, leaves, refusal
+from .cases import BOX, CASES, SIDED, Shape, assert_close, cotangent, draw, leaves, refusal, relative_error
 from .definition import FORWARD, GRADIENT, define
 
 BACKENDS = ("reference", "tiled", "sorted", "linear")
@@ -181,6 +181,17 @@ def test_points_far_apart_are_no_overflow(case, backend, size, device):
     output = sortattn.kernel_attention(query, key, value, case.kernel, backend=backend)
     exact = (query.double(), key.double(), value.double())
     assert_close(output, sortattn.kernel_attention(*exact, case.kernel, backend="reference"), FORWARD[torch.float32])
+
+
+@sided_pairs
+def test_a_weight_that_is_hardly_a_number_is_taken_or_left(case, backend, device):
+    # e^-90 is 8e-40: a float32 with few digits, whose reciprocal is infinite
+    value = torch.tensor([[2.0, -3.0]], device=device)
+    for distance in (80.0, 86.0, 88.0, 90.0, 95.0, 103.0, 120.0):
+        points = leaves(torch.zeros(1, 1, device=device), torch.full((1, 1), distance, device=device), value)
+        output = sortattn.kernel_attention(*points, case.kernel, bandwidth=1.0, backend=backend)
+        assert (output == 0).all() or relative_error(output, value) < 1e-2
+        assert all(part.isfinite().all() for part in torch.autograd.grad(output.sum(), points))
 
 
 # layouts

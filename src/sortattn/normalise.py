@@ -8,10 +8,14 @@ from .validation import Problem
 
 def normalise(problem: Problem, sums: Tensor, total: Tensor, floor: float) -> Tensor:
     """`sums (P, M, C) / total (P, M)`, zero where no key is seen; a positive `floor` clamps the total."""
-    # a total of zero has sums of zero above it
-    total = total.clamp(min=floor) if floor else torch.where(total == 0, 1.0, total)
+    if floor:
+        weight = 1.0 / total.clamp(min=floor)
+    else:
+        # a query without any weight has no gradient either; below `tiny` a reciprocal is infinite
+        empty = total.abs() < torch.finfo(total.dtype).tiny
+        weight = torch.where(empty, 0.0, 1.0 / torch.where(empty, 1.0, total))
     # times the reciprocal: the derivative of a quotient would make several more tensors of the size of the sums
-    return sums * (poison(problem) / total)[..., None]
+    return sums * (poison(problem) * weight)[..., None]
 
 
 def poisoned(problem: Problem, rows: Tensor) -> Tensor:

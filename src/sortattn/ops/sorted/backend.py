@@ -32,6 +32,9 @@ def kernel_sum(problem: Problem, kernel: SidedKernel) -> Tensor:
 
 def _sums(problem: Problem, kernel: SidedKernel) -> tuple[Tensor, Tensor]:
     query, key, value = problem.query, problem.key, problem.value
+    if problem.group > 1:
+        # heads of a group are sorted together: what is no number in one of them must not reach the others
+        query = query.nan_to_num(0.0, 0.0, 0.0)
     weight = value.new_ones(value.shape[:2]) if problem.weight is None else problem.weight
     bandwidth = torch.as_tensor(problem.bandwidth, dtype=torch.float64, device=query.device)
     bandwidth = bandwidth.reshape(-1).expand(query.shape[0])

@@ -87,7 +87,7 @@ def _entries(version: str):
             for d in range(width):
                 _take(source_columns[d], source_order[first + d], mirrored, sources.points, sources.order)
                 _take(target_columns[d], target_order[first + d], mirrored, targets.points, targets.order)
-                tile_number = plan_tiles(targets.points, profile.span, tiles, groups)
+                tile_number = plan_tiles(targets.points, sources.points, profile.span, tiles, groups)
                 needed = groups[tile_number]
                 if needed > above.shape[0]:
                     above = np.empty(needed, np.int32)

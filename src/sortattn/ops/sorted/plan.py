@@ -11,6 +11,8 @@ from .simd import SCAN, at, count_below, count_up_to
 
 # targets of a tile
 TILE = 64
+# sources in it: over more of them, sums in the working precision would lose digits
+CROWD = 256
 # a tile spans at most this many e-folds, so e^(rate * span) stays far from overflow
 MAX_EXPONENT = 8.0
 
@@ -43,13 +45,15 @@ def first_beyond(points, n, place):
 
 
 @compiled
-def plan_tiles(points, span, tiles, groups):
-    """Cut sorted targets into tiles of at most TILE that span at most `span`, and those into groups of four.
+def plan_tiles(points, sources, span, tiles, groups):
+    """Cut sorted targets into tiles of about TILE that span at most `span`, and those into groups of four.
+
+    Where sources are much denser than targets a tile has fewer, such that it holds about CROWD sources.
 
     Returns the number of tiles; `tiles[i]` is the first target of tile i and `groups[i]` its first group. Behind the
     last tile stand the number of targets and the number of groups.
     """
-    number = start = group = 0
+    number = start = group = n = 0
     while start < points.shape[0]:
         tiles[number], groups[number] = start, group
         number += 1
@@ -57,6 +61,12 @@ def plan_tiles(points, span, tiles, groups):
         stop = min(start + TILE, points.shape[0])
         while stop > start + 1 and not points[stop - 1] - first <= span:
             stop -= 1
+        n = first_from(sources, n, np.float64(first))
+        while stop > start + 1 and first_from(sources, n, np.float64(points[stop - 1])) - n > CROWD:
+            stop = start + (stop - start) // 2
+        # equal targets stay together: a source that ties with them is in one tile, and has one pair of decays
+        while stop < points.shape[0] and points[stop] == points[stop - 1]:
+            stop += 1
         group += (stop - start + 3) // 4
         start = stop
     tiles[number], groups[number] = points.shape[0], group
