@@ -44,7 +44,7 @@ def threads():
     torch.set_num_threads(before)
 
 
-# accuracy that the sorted backend does not reach yet in float32: where the separable part of a kernel and its sided part
+# accuracy that the sorted backend does not reach yet in float32: where the separable and the sided part of a kernel
 # nearly cancel, both have been rounded before (docs/numerics.md, "Known misses")
 KNOWN_MISSES = (
     "test_one_key_gives_its_value_to_every_query_that_it_has_any_weight_for[add_riesz-sorted]",
