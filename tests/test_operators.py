@@ -62,9 +62,10 @@ def values_only(device):
 
 SAMPLES = {
     "add_riesz": attend("add_riesz", "sorted"),
+    "matern52": attend("matern52", "sorted"),
     "add_laplace_float64": attend("add_laplace", "sorted", dtype=torch.float64),
     "add_bump_masked": attend("add_bump", "sorted", key_mask=torch.tensor([[True] * 5 + [False] * 2])),
-    "matern52_many_channels": attend("matern52", "sorted", Shape((1,), 5, 7, 3, 65)),
+    "many_channels": attend("add_laplace", "sorted", Shape((1,), 5, 7, 3, 65)),
     "no_keys": attend("add_laplace", "sorted", Shape((2,), 5, 0, 3, 2)),
     "one_point": attend("add_laplace", "sorted", Shape((1,), 1, 1, 1, 1), dtype=torch.float64),
     "values_only": values_only,

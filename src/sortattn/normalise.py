@@ -13,7 +13,10 @@ def normalise(problem: Problem, sums: Tensor, total: Tensor, floor: float) -> Te
     else:
         # a query without any weight has no gradient either; below `tiny` a reciprocal is infinite
         empty = total.abs() < torch.finfo(total.dtype).tiny
-        weight = torch.where(empty, 0.0, 1.0 / torch.where(empty, 1.0, total))
+        total = torch.where(empty, 1.0, total)
+        # by way of a number close to one: the derivative of a reciprocal is its square, which overflows from 1e-19 on
+        scale = 1.0 / total.detach()
+        weight = torch.where(empty, 0.0, scale / (total * scale))
     # times the reciprocal: the derivative of a quotient would make several more tensors of the size of the sums
     return sums * (poison(problem) * weight)[..., None]
 

@@ -14,10 +14,15 @@ _TOP = np.uint32(0x80000000)
 
 @compiled
 def transpose_columns(points, first, columns, out):
-    """`out[d, n] = points[n, first + d]` for `columns` columns; -0.0 becomes 0.0, so that the two tie."""
+    """`out[d, n] = points[n, first + d]` for `columns` columns.
+
+    -0.0 becomes 0.0, so that the two tie; so does what is no finite number, which a walk would not come to the end of.
+    """
+    zero = points.dtype.type(0.0)
     for n in range(points.shape[0]):
         for d in range(columns):
-            out[d, n] = points[n, first + d] + points.dtype.type(0.0)
+            point = points[n, first + d]
+            out[d, n] = point + zero if point - point == zero else zero
 
 
 @compiled

@@ -179,16 +179,24 @@ def walk(lanes, depth, sources, targets, profile, decays, plan, out, out_extra, 
     if two_sided:
         sweep_from_top(lanes, depth, sources, targets, profile, decays, plan, weights)
     previous = 0.0
+    support = nodes[final] - nodes[0]
     ones = splat(real(1.0), FOUR)
     for tile in range(plan.number):
         start, stop = np.int64(tiles[tile]), np.int64(tiles[tile + 1])
         group = np.int64(groups[tile])
         origin = np.float64(target_points[start])
         end = np.float64(target_points[stop - 1])
+        # beyond a gap wider than its support a compact kernel has nothing to remember: long distances would only cancel
+        fresh = tile == 0 or (profile.compact and origin - np.float64(target_points[start - 1]) > support)
+        if fresh:
+            moments[:] = 0.0
+            extras[:] = 0.0
         for j in range(families):
-            if tile > 0:
+            if fresh:
+                first = np.int64(starts[final, group]) if profile.compact else np.int64(0)
+            else:
                 shift(lanes, depth, moments, extras, j, origin - previous, rate, pascal)
-            first = np.int64(starts[j, group - 1]) if tile > 0 else np.int64(0)
+                first = np.int64(starts[j, group - 1])
             absorb(
                 lanes, depth, rows, scalars, points, order, first, np.int64(starts[j, group]), origin - nodes[j], 1.0,
                 rate, weights, moments, extras, j,
@@ -199,9 +207,10 @@ def walk(lanes, depth, sources, targets, profile, decays, plan, out, out_extra, 
         for m in range(start, stop, 4):
             if profile.compact and starts[0, group] <= nears[final, group]:
                 # no source is in the windows of all four: they are few, or lie at the edges
-                begin, close = np.int64(starts[final, group]), np.int64(nears[0, group])
-                if profile.tied:
-                    close = first_beyond(points, close, np.float64(target_points[min(m + 3, stop - 1)]) - nodes[0])
+                last = np.float64(target_points[min(m + 3, stop - 1)])
+                begin = np.int64(starts[final, group])
+                # to the very edge: there may be a jump, and beside a coordinate of 1e30 a support of one has no width
+                close = first_beyond(points, np.int64(nears[0, group]), last - nodes[0])
                 _sum_windows(
                     lanes, depth, rows, scalars, points, order, begin, close, nodes, below, target_points, target_order,
                     m, min(m + 4, stop), out, out_extra, products,
