@@ -34,7 +34,8 @@ def sort(points: Tensor) -> Tensor:
     problems, count, dims = points.shape
     if points.dtype == torch.float64:
         # as in `transpose_columns`; adding zero turns -0.0 into 0.0
-        return points.nan_to_num(0.0, 0.0, 0.0).add_(0.0).transpose(1, 2).contiguous().sort(dim=-1, stable=True).indices.int()
+        lines = points.nan_to_num(0.0, 0.0, 0.0).add_(0.0).transpose(1, 2).contiguous()
+        return lines.sort(dim=-1, stable=True).indices.int()
     order = torch.empty(problems, dims, count, dtype=torch.int32)
     lines, orders = points.numpy(), order.numpy()
 
