@@ -174,7 +174,8 @@ def _profile(terms: Terms, bandwidth: float, real: np.dtype):
     elif terms.compact:
         # a tile of a compact kernel is no wider than its support, so that its local sums do not cancel either
         span = float(nodes[-1] - nodes[0])
-    two_sided = bool(above.any())
+    # with a rate both sides are walked, also for the derivative with respect to the coefficients of one of them
+    two_sided = bool(rate) or bool(above.any())
     tied = two_sided or bool(below[:, 0].any())
     return Profile(
         nodes, below.astype(real), above.astype(real), spread_below, spread_above, pascal, rate, span, two_sided, tied,

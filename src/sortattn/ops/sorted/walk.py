@@ -50,6 +50,10 @@ from .simd import (
 from .sweep import sweep_from_top
 
 FOUR = Constant(4)
+# sources in a window that are summed one by one
+FEW = 32
+# widths of the window after which its moments are summed afresh
+RENEW = 2.0
 
 # the points that are summed: their rows (N * width, flat) and extra scalars by index; sorted coordinates, with SCAN
 # infinities behind them, and their order
@@ -179,6 +183,7 @@ def walk(lanes, depth, sources, targets, profile, decays, plan, out, out_extra, 
     if two_sided:
         sweep_from_top(lanes, depth, sources, targets, profile, decays, plan, weights)
     previous = 0.0
+    renewed = 0.0
     support = nodes[final] - nodes[0]
     ones = splat(real(1.0), FOUR)
     for tile in range(plan.number):
@@ -186,9 +191,14 @@ def walk(lanes, depth, sources, targets, profile, decays, plan, out, out_extra, 
         group = np.int64(groups[tile])
         origin = np.float64(target_points[start])
         end = np.float64(target_points[stop - 1])
-        # beyond a gap wider than its support a compact kernel has nothing to remember: long distances would only cancel
-        fresh = tile == 0 or (profile.compact and origin - np.float64(target_points[start - 1]) > support)
+        # what has left the window of a compact kernel cancels but for rounding, which grows with the distance: behind a
+        # gap, and now and then, the moments of the window are summed afresh
+        fresh = tile == 0 or (
+            profile.compact
+            and (origin - np.float64(target_points[start - 1]) > support or origin - renewed > RENEW * support)
+        )
         if fresh:
+            renewed = origin
             moments[:] = 0.0
             extras[:] = 0.0
         for j in range(families):
@@ -205,8 +215,10 @@ def walk(lanes, depth, sources, targets, profile, decays, plan, out, out_extra, 
         combine(lanes, depth, moments, extras, spread, base, base_extra, 0)
         pending = 0
         for m in range(start, stop, 4):
-            if profile.compact and starts[0, group] <= nears[final, group]:
-                # no source is in the windows of all four: they are few, or lie at the edges
+            if profile.compact and (
+                starts[0, group] <= nears[final, group] or nears[0, group] - starts[final, group] <= FEW
+            ):
+                # no source is in the windows of all four, or few are: weights close to zero keep all their digits
                 last = np.float64(target_points[min(m + 3, stop - 1)])
                 begin = np.int64(starts[final, group])
                 # to the very edge: there may be a jump, and beside a coordinate of 1e30 a support of one has no width
@@ -223,45 +235,9 @@ def walk(lanes, depth, sources, targets, profile, decays, plan, out, out_extra, 
                 low, high = ones, ones
                 if rate != 0.0:
                     low, high = _four(target_low, m, stop), _four(target_high, m, stop)
-                if products is None:
-                    total0, total1 = load(out, target0 * width, lanes), load(out, target1 * width, lanes)
-                    total2, total3 = load(out, target2 * width, lanes), load(out, target3 * width, lanes)
-                    extra = pack(
-                        at(out_extra, target0), at(out_extra, target1), at(out_extra, target2), at(out_extra, target3)
-                    )
-                else:
-                    total0 = total1 = total2 = total3 = zeros(out, lanes)
-                    extra = zeros(out, FOUR)
-                # far below
-                distance = narrow(spots - splat(origin, FOUR), out)
-                factor = low
-                for power in range(powers):
-                    far = load(base, power * width, lanes)
-                    far_extra = at(base_extra, power)
-                    for j in range(families):
-                        for i in range(power, powers):
-                            share = shares[j, power, i]
-                            place = j * powers + i - power
-                            far = multiply_add(share, load(local, place * width, lanes), far)
-                            far_extra += share * at(local_extra, place)
-                    total0 = multiply_add(lane(factor, 0), far, total0)
-                    total1 = multiply_add(lane(factor, 1), far, total1)
-                    total2 = multiply_add(lane(factor, 2), far, total2)
-                    total3 = multiply_add(lane(factor, 3), far, total3)
-                    extra = extra + factor * splat(far_extra, FOUR)
-                    factor = factor * distance
-                # far above
-                if two_sided:
-                    distance = narrow(splat(end, FOUR) - spots, out)
-                    factor = high
-                    for power in range(powers):
-                        far = load(top, (group * powers + power) * width, lanes)
-                        total0 = multiply_add(lane(factor, 0), far, total0)
-                        total1 = multiply_add(lane(factor, 1), far, total1)
-                        total2 = multiply_add(lane(factor, 2), far, total2)
-                        total3 = multiply_add(lane(factor, 3), far, total3)
-                        extra = extra + factor * splat(at(top_extra, group * powers + power), FOUR)
-                        factor = factor * distance
+                # from the smallest sums to the largest: near sources, far ones, the dimensions before
+                total0 = total1 = total2 = total3 = zeros(out, lanes)
+                extra = zeros(out, FOUR)
                 # near: sources between the first and the last of the four, at every node
                 for j in range(families):
                     places = spots - splat(nodes[j], FOUR)
@@ -306,8 +282,45 @@ def walk(lanes, depth, sources, targets, profile, decays, plan, out, out_extra, 
                             total2 = multiply_add(lane(factor, 2), row, total2)
                             total3 = multiply_add(lane(factor, 3), row, total3)
                             extra = extra + factor * splat(real(ties_extra[j]), FOUR)
+                # far below
+                distance = narrow(spots - splat(origin, FOUR), out)
+                factor = low
+                for power in range(powers):
+                    far = load(base, power * width, lanes)
+                    far_extra = at(base_extra, power)
+                    for j in range(families):
+                        for i in range(power, powers):
+                            share = shares[j, power, i]
+                            place = j * powers + i - power
+                            far = multiply_add(share, load(local, place * width, lanes), far)
+                            far_extra += share * at(local_extra, place)
+                    total0 = multiply_add(lane(factor, 0), far, total0)
+                    total1 = multiply_add(lane(factor, 1), far, total1)
+                    total2 = multiply_add(lane(factor, 2), far, total2)
+                    total3 = multiply_add(lane(factor, 3), far, total3)
+                    extra = extra + factor * splat(far_extra, FOUR)
+                    factor = factor * distance
+                # far above
+                if two_sided:
+                    distance = narrow(splat(end, FOUR) - spots, out)
+                    factor = high
+                    for power in range(powers):
+                        far = load(top, (group * powers + power) * width, lanes)
+                        total0 = multiply_add(lane(factor, 0), far, total0)
+                        total1 = multiply_add(lane(factor, 1), far, total1)
+                        total2 = multiply_add(lane(factor, 2), far, total2)
+                        total3 = multiply_add(lane(factor, 3), far, total3)
+                        extra = extra + factor * splat(at(top_extra, group * powers + power), FOUR)
+                        factor = factor * distance
                 # from the last to the first: behind the end of a tile the last target stands in for those missing
                 if products is None:
+                    extra = extra + pack(
+                        at(out_extra, target0), at(out_extra, target1), at(out_extra, target2), at(out_extra, target3)
+                    )
+                    total3 = total3 + load(out, target3 * width, lanes)
+                    total2 = total2 + load(out, target2 * width, lanes)
+                    total1 = total1 + load(out, target1 * width, lanes)
+                    total0 = total0 + load(out, target0 * width, lanes)
                     store(out, target3 * width, total3)
                     put(out_extra, target3, lane(extra, 3))
                     store(out, target2 * width, total2)
