@@ -57,9 +57,9 @@ def _compiler() -> str:
 def _compile(source: Path, text: str, defines: Defines, arch: str) -> bytes:
     from cuda.core import Program, ProgramOptions
 
-    macros = [f"{name}={value}" for name, value in defines]
+    macros = [(name, str(value)) for name, value in defines]
     options = ProgramOptions(
-        name=source.name, arch=arch, std="c++17", define_macro=macros, device_as_default_execution_space=True
+        name=source.name, arch=arch, std="c++17", define_macro=macros or None, device_as_default_execution_space=True
     )
     try:
         program = Program(text, code_type="c++", options=options)
