@@ -93,8 +93,6 @@ def refusal(backend: str, case: Case, device: str, *, causal: bool = False) -> s
             return f"sorting sums additive kernels .*, not {case.name}"
         if causal:
             return "is_causal is not there yet for the sorted backend"
-        if device != "cpu":
-            return "runs on the CPU for now"
     if backend == "linear" and not case.has_features:
         return "needs a finite feature map .* does not have"
     if backend == "keops":

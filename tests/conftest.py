@@ -49,8 +49,6 @@ def threads():
 # bandwidths away (docs/numerics.md, "Known misses")
 KNOWN_MISSES = (
     "test_one_key_gives_its_value_to_every_query_that_it_has_any_weight_for[add_riesz-sorted]",
-    "test_equal_keys_give_the_mean_of_their_values[spline-sorted-N1500]",
-    "test_equal_keys_give_the_mean_of_their_values[spline_jumps-sorted-N1500]",
     "test_long_runs_of_ties_are_summed_by_sorting[add_riesz-float32-7_levels]",
     "test_a_single_query_key_dimension_or_channel_is_no_exception[add_riesz-sorted-float32-B2-H3-M63-N1-D5-C7]",
     "test_a_single_query_key_dimension_or_channel_is_no_exception[add_riesz-sorted-float32-B2-H3-M63-N100-D1-C7]",

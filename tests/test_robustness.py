@@ -23,15 +23,6 @@ sided_pairs = pytest.mark.parametrize(("case", "backend"), [pair for pair in PAI
 exact_backends = pytest.mark.parametrize("backend", ["reference", "tiled", "sorted"])
 
 
-@pytest.fixture(autouse=True)
-def _served(request):
-    """Leave out what a backend does not serve on this device."""
-    call = getattr(request.node, "callspec", None)
-    backend = call.params.get("backend") if call else None
-    if backend == "sorted" and request.config.getoption("--device") != "cpu":
-        pytest.skip("the sorted backend runs on the CPU")
-
-
 def tau(case) -> float | None:
     return 4.0 if case.name == "tri" else None
 

@@ -17,12 +17,6 @@ shapes = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(autouse=True)
-def _served(request, device):
-    if device != "cpu" and request.node.callspec.params.get("backend") in ("auto", "sorted"):
-        pytest.skip("the sorted backend runs on the CPU")
-
-
 def abs_sum(query, key, value):
     return (query[..., :, None, :] - key[..., None, :, :]).abs().sum(-1) @ value
 

@@ -54,8 +54,6 @@ def weighted_sign_sum(query: Tensor, key: Tensor, value: Tensor, weight: Tensor,
         )
     factors = weight.to(problem.query.dtype).reshape(problem.query.shape[0], problem.rows, weight.shape[-1])
     if backend in ("auto", "sorted"):
-        if problem.query.device.type != "cpu":
-            raise RuntimeError(f"backend 'sorted' runs on the CPU for now, got tensors on {query.device}")
         from .ops.sorted.sign import sign_dot
 
         products = sign_dot(problem.query, problem.key, problem.value, factors)

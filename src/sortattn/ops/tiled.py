@@ -40,8 +40,8 @@ def kernel_sum(problem: Problem, kernel: Kernel) -> Tensor:
 
 
 def _sdpa_serves(problem: Problem) -> bool:
-    # SDPA aligns its causal mask at the start and takes no other mask beside it
-    square = problem.query.shape[1] == problem.key.shape[1]
+    # SDPA aligns its causal mask at the start, knows no heads one behind the other, and takes no other mask beside it
+    square = problem.group == 1 and problem.query.shape[1] == problem.key.shape[1]
     return not problem.causal or (square and problem.weight is None)
 
 

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from ...kernels import Terms
 from ..batching import fold, unfold
+from .lines import Points, walker
 
 
-@torch.library.custom_op("sortattn::sided_sum", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("sortattn::sided_sum", mutates_args=())
 def sided_sum(
     query: Tensor,
     key: Tensor,
@@ -33,12 +34,11 @@ def sided_sum(
     compact: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sums `(P, M, C)`, those of the weights `(P, M)`, and the argsorts of queries and keys by dimension."""
-    from . import cpu
-
+    walk = walker(query.device.type)
     query, key, value, weight = (part.detach().contiguous() for part in (query, key, value, weight))
-    queries, keys = (cpu.Points(points, cpu.sort(points)) for points in (query, key))
+    queries, keys = (Points(points, walk.sort(points)) for points in (query, key))
     terms = Terms(nodes, below.detach(), above.detach(), rate, compact)
-    sums, extra = cpu.scatter(keys, queries, value, weight, terms, bandwidth, mirrored=False)
+    sums, extra = walk.scatter(keys, queries, value, weight, terms, bandwidth, mirrored=False)
     return sums, extra, queries.order, keys.order
 
 
@@ -51,7 +51,7 @@ def _(query, key, value, weight, bandwidth, nodes, below, above, rate, compact):
     return sums, value.new_empty(problems, rows), query_order, key_order
 
 
-@torch.library.custom_op("sortattn::sided_sum_backward", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("sortattn::sided_sum_backward", mutates_args=())
 def sided_sum_backward(
     grad: Tensor,
     grad_extra: Tensor,
@@ -73,24 +73,23 @@ def sided_sum_backward(
     wants_terms: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key, value, weight, bandwidth, below and above; empty tensors for what is not wanted."""
-    from . import cpu
-
+    walk = walker(query.device.type)
     parts = (grad, grad_extra, query, key, value, weight)
     grad, grad_extra, query, key, value, weight = (part.detach().contiguous() for part in parts)
     terms = Terms(nodes, below.detach(), above.detach(), rate, compact)
-    queries, keys = cpu.Points(query, query_order), cpu.Points(key, key_order)
+    queries, keys = Points(query, query_order), Points(key, key_order)
     nothing = [value.new_empty(0) for _ in range(7)]
     grad_query, grad_key, grad_value, grad_weight, grad_bandwidth, grad_below, grad_above = nothing
     if wants_value:
-        grad_value, grad_weight = cpu.scatter(queries, keys, grad, grad_extra, terms, bandwidth, mirrored=True)
+        grad_value, grad_weight = walk.scatter(queries, keys, grad, grad_extra, terms, bandwidth, mirrored=True)
     if wants_points:
         slope = _derivative(terms)
-        rates = [1.0 / tau for tau in bandwidth.tolist()]
-        grad_query = cpu.dot(
+        rates = 1.0 / bandwidth
+        grad_query = walk.dot(
             keys, queries, value, weight, grad, grad_extra, slope, bandwidth, mirrored=False, factors=rates
         )
-        grad_key = cpu.dot(
-            queries, keys, grad, grad_extra, value, weight, slope, bandwidth, mirrored=True, factors=[-r for r in rates]
+        grad_key = walk.dot(
+            queries, keys, grad, grad_extra, value, weight, slope, bandwidth, mirrored=True, factors=-rates
         )
     if wants_bandwidth:
         grad_bandwidth = _bandwidth_gradient(query, key, grad_query, grad_key, bandwidth)
@@ -102,7 +101,7 @@ def sided_sum_backward(
             for place in _unit_tables(below):
                 part = {"below": torch.zeros_like(below), "above": torch.zeros_like(above), name: place}
                 unit = replace(terms, **part, compact=False)
-                sums, extra = cpu.scatter(keys, queries, value, weight, unit, bandwidth, mirrored=False)
+                sums, extra = walk.scatter(keys, queries, value, weight, unit, bandwidth, mirrored=False)
                 gradient += place * (_inner(sums, grad) + _inner(extra, grad_extra))
     return grad_query, grad_key, grad_value, grad_weight, grad_bandwidth, grad_below, grad_above
 

@@ -15,8 +15,8 @@ def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
         return f"sorting sums additive kernels such as add_laplace, add_riesz and add_bump, not {kernel.name}"
     if problem.causal:
         return "is_causal is not there yet for the sorted backend; use backend='tiled' or 'auto'"
-    if problem.query.device.type != "cpu":
-        return f"the sorted backend runs on the CPU for now, got tensors on {problem.query.device}"
+    if problem.query.device.type not in ("cpu", "cuda"):
+        return f"the sorted backend runs on the CPU and on NVIDIA GPUs, got tensors on {problem.query.device}"
     return None
 
 

@@ -6,7 +6,6 @@ blocks of channels in order.
 """
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,14 +13,7 @@ from torch import Tensor
 
 from ... import threads
 from ...kernels import Terms
-
-
-class Points(NamedTuple):
-    """Points `(P, N, D)` and their argsort `(P, D, N)` along every dimension."""
-
-    points: Tensor
-    order: Tensor
-
+from .lines import Points
 
 # channels that are walked together
 _WIDTHS = (64, 32, 16)
@@ -99,7 +91,7 @@ def dot(
     terms: Terms,
     bandwidth: Tensor,
     mirrored: bool,
-    factors: list[float],
+    factors: Tensor,
 ) -> Tensor:
     """The sums of `scatter`, but along each dimension by itself and multiplied with rows of the targets: `(P, M, D)`.
 
@@ -115,6 +107,7 @@ def dot(
     profiles = _profiles(terms, bandwidth, rows.numpy().dtype)
     lines = [part.numpy() for part in (*sources, *targets)]
     lanes, depth = Constant(width), Constant(terms.below.shape[1])
+    scales = factors.tolist()
 
     def task(p, start):
         stop = min(start + drive.COLUMNS, dims)
@@ -128,7 +121,7 @@ def dot(
                 lanes, depth, *(line[p] for line in lines), start, stop, mirrored, block.view(-1).numpy(),
                 scalars[0].numpy(), profiles[p], others.view(-1).numpy(), scalars[1].numpy(), products.numpy(),
             )  # fmt: skip
-        out[p, :, start:stop] = products.mul_(factors[p]).T
+        out[p, :, start:stop] = products.mul_(scales[p]).T
 
     threads.run(task, [(p, start) for p in range(problems) for start in range(0, dims, drive.COLUMNS)])
     return out

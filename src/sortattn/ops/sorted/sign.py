@@ -5,6 +5,7 @@ from torch import Tensor
 
 from ...kernels import Terms
 from ..batching import fold, unfold
+from .lines import Points, walker
 
 
 def _sign_terms() -> Terms:
@@ -13,17 +14,15 @@ def _sign_terms() -> Terms:
     return Terms(torch.zeros(1, dtype=torch.float64), one, -one, rate=0.0, compact=False)
 
 
-@torch.library.custom_op("sortattn::sign_dot", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("sortattn::sign_dot", mutates_args=())
 def sign_dot(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tensor:
     """`(P, M, D)`: `sum_n sign(q_md - k_nd) <v_n, weight_m>`."""
-    from . import cpu
-
+    walk = walker(query.device.type)
     query, key, value, weight = (part.detach().contiguous() for part in (query, key, value, weight))
-    tau = torch.ones(query.shape[0], dtype=torch.float64)
+    tau = torch.ones(query.shape[0], dtype=torch.float64, device=query.device)
     nothing = [value.new_zeros(part.shape[:2]) for part in (value, weight)]
-    queries, keys = (cpu.Points(points, cpu.sort(points)) for points in (query, key))
-    factors = tau.tolist()
-    return cpu.dot(keys, queries, value, nothing[0], weight, nothing[1], _sign_terms(), tau, False, factors)
+    queries, keys = (Points(points, walk.sort(points)) for points in (query, key))
+    return walk.dot(keys, queries, value, nothing[0], weight, nothing[1], _sign_terms(), tau, False, tau)
 
 
 @sign_dot.register_fake
@@ -31,22 +30,21 @@ def _(query, key, value, weight):
     return query.new_empty(query.shape)
 
 
-@torch.library.custom_op("sortattn::sign_dot_backward", mutates_args=(), device_types="cpu")
+@torch.library.custom_op("sortattn::sign_dot_backward", mutates_args=())
 def sign_dot_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of value and weight, one dimension at a time: each has factors of its own."""
-    from . import cpu
-
+    walk = walker(query.device.type)
     parts = (grad, query, key, value, weight)
     grad, query, key, value, weight = (part.detach().contiguous() for part in parts)
-    tau = torch.ones(query.shape[0], dtype=torch.float64)
+    tau = torch.ones(query.shape[0], dtype=torch.float64, device=query.device)
     empty = [value.new_zeros(part.shape[:2]) for part in (value, weight)]
     grad_value, grad_weight = torch.zeros_like(value), torch.zeros_like(weight)
     for d in range(query.shape[2]):
         lines = [points[..., d : d + 1].contiguous() for points in (query, key)]
-        queries, keys = (cpu.Points(line, cpu.sort(line)) for line in lines)
+        queries, keys = (Points(line, walk.sort(line)) for line in lines)
         factor = grad[..., d : d + 1]
-        grad_value += cpu.scatter(queries, keys, factor * weight, empty[1], _sign_terms(), tau, mirrored=True)[0]
-        grad_weight += factor * cpu.scatter(keys, queries, value, empty[0], _sign_terms(), tau, mirrored=False)[0]
+        grad_value += walk.scatter(queries, keys, factor * weight, empty[1], _sign_terms(), tau, mirrored=True)[0]
+        grad_weight += factor * walk.scatter(keys, queries, value, empty[0], _sign_terms(), tau, mirrored=False)[0]
     return grad_value, grad_weight
 
 
