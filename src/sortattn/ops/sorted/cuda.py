@@ -7,20 +7,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...cuda.compile import Defines
 from ...cuda.launch import Kernel
 from ...kernels import Terms
 from .lines import Points
 
 _SOURCE = Path(__file__).with_name("walk.cu")
 # as in walk.cu
-_BLOCK = 128
+_BLOCK = 256
 # sorted targets that one warp walks: at most, and at least where there are few of them
 _LONG, _SHORT = 1024, 128
 # warps that keep a large GPU busy
 _BUSY = 8192
 # bytes of moments that a launch may take; heads beyond wait for the next one
 _WORKSPACE = 256 << 20
-_STRICT, _HALF, _INCLUSIVE = range(3)
 
 
 def sort(points: Tensor) -> Tensor:
@@ -74,26 +74,36 @@ def dot(
 
 
 class _Side:
-    """The terms of one side, and whether lines are walked from the other end for it."""
+    """The terms of one side: at which nodes a tie counts, and whether lines are walked from the other end for it."""
 
-    def __init__(self, nodes: Tensor, below: Tensor, rate: float, compact: bool, ties: int, mirrored: bool):
-        self.numbers = (*nodes.tolist(), *below.flatten().tolist(), rate)
+    def __init__(self, nodes: Tensor, below: Tensor, ties: list[bool], terms: Terms, mirrored: bool):
+        self.numbers = (*nodes.tolist(), *below.flatten().tolist(), terms.rate)
         self.nodes, self.powers = below.shape
-        self.rate, self.compact, self.ties, self.mirrored = bool(rate), compact, ties, mirrored
+        self.ties = sum(1 << j for j, counts in enumerate(ties) if counts)
+        self.rate, self.compact, self.mirrored = bool(terms.rate), terms.compact, mirrored
 
 
 def _sides(terms: Terms, mirrored: bool) -> list[_Side]:
-    jumps = bool(terms.below[:, 0].any() or terms.above[:, 0].any())
-    if not terms.above.any():
-        ties = _HALF if jumps else _STRICT
-        return [_Side(terms.nodes, terms.below, terms.rate, terms.compact, ties, mirrored)]
-    # where both sides give a tie the same, one of them has it whole
-    agreed = torch.equal(terms.below[:, 0], terms.above[:, 0])
-    ties = (_STRICT, _INCLUSIVE) if agreed else (_HALF, _HALF)
-    return [
-        _Side(terms.nodes, terms.below, terms.rate, terms.compact, ties[0], mirrored),
-        _Side(terms.nodes, terms.above, terms.rate, terms.compact, ties[1], not mirrored),
-    ]
+    nodes, below, above = terms.nodes, terms.below, terms.above
+    if above.any():
+        # of a tie both sides have half: that is all for one of them where they agree, and nothing where they cancel
+        constants = below[:, 0], above[:, 0]
+        whole = torch.equal(*constants)
+        if whole or torch.equal(constants[0], -constants[1]):
+            return [
+                _Side(nodes, below, [False] * len(nodes), terms, mirrored),
+                _Side(nodes, above, [whole] * len(nodes), terms, not mirrored),
+            ]
+        return [_halved(nodes, below, terms, mirrored), _halved(nodes, above, terms, not mirrored)]
+    if below[:, 0].any():
+        return [_halved(nodes, below, terms, mirrored)]
+    return [_Side(nodes, below, [False] * len(nodes), terms, mirrored)]
+
+
+def _halved(nodes: Tensor, below: Tensor, terms: Terms, mirrored: bool) -> _Side:
+    """Every node twice with half the coefficients, once with and once without ties."""
+    twice = below.repeat_interleave(2, 0) / 2
+    return _Side(nodes.repeat_interleave(2), twice, [True, False] * len(nodes), terms, mirrored)
 
 
 def _walk(
@@ -110,69 +120,69 @@ def _walk(
     problems, count, dims = sources.points.shape
     number, stride = targets.points.shape[1], rows.shape[2]
     width = _width(stride, rows.dtype)
-    if not (problems and number and dims and stride):
+    if not (problems and number and count and dims and stride):
         return
     ordered = torch.are_deterministic_algorithms_enabled()
     defines = _defines(side, rows.dtype, width, products is not None, ordered)
     table = _table(side.numbers, rows.device)
+    warps, mirrored = dict(defines)["WARPS"], int(side.mirrored)
     blocks, parts = math.ceil(count / _BLOCK), stride // width
     size = side.powers * (width + 1) * blocks * dims * parts
-    together = min(problems, max(1, _WORKSPACE // (8 * max(size, 1))))
+    together = min(problems, max(1, _WORKSPACE // (8 * size + rows.element_size() * (count + number) * dims)))
     moments = torch.empty(together * size, dtype=torch.float64, device=rows.device)
-    warps = dict(defines)["WARPS"]
-    mirrored = int(side.mirrored)
     with torch.cuda.device(rows.device):
         for first in range(0, problems, together):
             heads = min(together, problems - first)
             some = slice(first, first + heads)
-            pieces = (sources.points, sources.order, targets.points, targets.order, rows, extra, bandwidth)
-            points, order, places, target_order, row, weight, tau = (piece[some] for piece in pieces)
-            if count:
-                Kernel(_SOURCE, "summarise", defines)(
-                    (math.ceil(heads * dims * blocks / warps), parts), 32 * warps, points, order, row, weight, table,
-                    tau, moments, heads, count, dims, stride, mirrored,
-                )  # fmt: skip
-                Kernel(_SOURCE, "accumulate", defines)(
-                    (math.ceil(heads * dims / warps), parts), 32 * warps, points, order, table, tau, moments, heads,
-                    count, dims, mirrored,
-                )  # fmt: skip
+            order, target_order, row, weight, tau = (
+                part[some] for part in (sources.order, targets.order, rows, extra, bandwidth)
+            )
+            places, target_places = (
+                _arrange(*(part[some] for part in points), defines) for points in (sources, targets)
+            )
+            Kernel(_SOURCE, "summarise", defines)(
+                (math.ceil(heads * dims * blocks / warps), parts), 32 * warps, places, order, row, weight, table, tau,
+                moments, heads * dims, count, dims, stride, mirrored,
+            )  # fmt: skip
+            Kernel(_SOURCE, "accumulate", defines)(
+                (math.ceil(heads * dims / warps), parts), 32 * warps, places, order, table, tau, moments, heads * dims,
+                count, dims, mirrored,
+            )  # fmt: skip
             length = _length(number, heads * dims * parts)
             segments = math.ceil(number / length)
             # without atomics, dimension by dimension: a target then has one warp at a time
             for start, some_dims in ((d, 1) for d in range(dims)) if ordered and products is None else ((0, dims),):
                 Kernel(_SOURCE, "walk", defines)(
-                    (math.ceil(heads * some_dims * segments / warps), parts), 32 * warps, points, order, places,
+                    (math.ceil(heads * some_dims * segments / warps), parts), 32 * warps, places, order, target_places,
                     target_order, row, weight, table, tau, moments, out[some], out_extra[some],
                     None if products is None else products[some], heads, count, number, dims, stride, mirrored, length,
                     start, some_dims,
                 )  # fmt: skip
 
 
-def _defines(side: _Side, dtype: torch.dtype, width: int, products: bool, ordered: bool):
-    real = "float" if dtype == torch.float32 else "double"
-    row = width * dtype.itemsize
-    # shared memory: a ring of rows for every node, and one for the targets
-    ring = 8
-    while (side.nodes + products) * ring * row > 48 << 10:
-        ring //= 2
-    if ring < 2:
-        raise RuntimeError(f"the sorted backend takes kernels of up to {(24 << 10) // row - 1} nodes, got {side.nodes}")
-    warps = 4
-    while warps * (side.nodes + products) * ring * row > 48 << 10:
-        warps //= 2
+def _arrange(points: Tensor, order: Tensor, defines: Defines) -> Tensor:
+    places = torch.empty(order.shape, dtype=points.dtype, device=points.device)
+    _, dims, count = order.shape
+    grid = (min(math.ceil(places.numel() / 256), 1 << 20),)
+    Kernel(_SOURCE, "arrange", defines)(grid, 256, points, order, places, places.numel(), count, dims)
+    return places
+
+
+def _defines(side: _Side, dtype: torch.dtype, width: int, products: bool, ordered: bool) -> Defines:
+    # shared memory: a batch of rows for every warp
+    warps = 4 if width * dtype.itemsize <= 256 else 2
     return (
-        ("REAL", real),
+        ("REAL", "float" if dtype == torch.float32 else "double"),
         ("VEC", width // 32),
         ("NODES", side.nodes),
         ("POWERS", side.powers),
+        ("TIES", side.ties),
         ("RATE", int(side.rate)),
         ("COMPACT", int(side.compact)),
-        ("TIES", side.ties),
         ("PRODUCTS", int(products)),
         ("WEIGHTED", 1),
         ("ORDERED", int(ordered)),
         ("WARPS", warps),
-        ("RING", ring),
     )
 
 

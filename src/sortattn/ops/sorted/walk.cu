@@ -1,34 +1,48 @@
 // The walker on the GPU: sums over sorted points of one side of a sided kernel, see walk.py for the mathematics.
 //
-// A line is one dimension of one head. `summarise` sums the moments of blocks of sources, `accumulate` carries them
-// along each line in double precision, and `walk` starts anywhere from what they left: one warp takes a run of sorted
-// targets, a lane two or so channels. Coordinates are only ever subtracted, and distances are taken from an origin
-// close by, so an offset of the inputs costs nothing.
+// A line is one dimension of one head. `arrange` writes its coordinates in sorted order, `summarise` sums the moments
+// of blocks of sources, `accumulate` carries them along each line in double precision, and `walk` starts anywhere from
+// what they left: one warp takes a run of sorted targets, a lane a few channels of every row.
+//
+// A walk goes by batches of thirty-two items, targets and the sources they have passed, in the order of the line. All
+// that is a number of its own (the order, weights, the extra scalar) is found by the lanes side by side, one item each;
+// only then do all of them go through the batch, row by row. Coordinates are only ever subtracted, and distances are
+// taken from an origin close by, so an offset of the inputs costs nothing.
 //
 // Sources are those below the target. For those above, and for transposed sums, lines are mirrored: read from the
-// other end, with all coordinates negated.
+// other end, with all coordinates negated. Where a tie counts half, its node is there twice with half the coefficients,
+// once with the tie and once without.
 //
-// Macros: REAL and VEC (channels of a lane), NODES and POWERS (coefficients of a polynomial), RATE (whether there is an
-// exponential), COMPACT, TIES (STRICT, HALF or INCLUSIVE), PRODUCTS (inner products instead of scattered sums),
-// WEIGHTED (whether sources have weights other than one), ORDERED (no atomics: one dimension of a head at a time),
-// WARPS (of a block) and RING (rows on their way from memory, a power of two).
-
-#define STRICT 0
-#define HALF 1
-#define INCLUSIVE 2
+// Macros: REAL and VEC (channels of a lane), NODES and POWERS (coefficients of a polynomial), TIES (bit j: a tie at node
+// j counts), RATE (whether there is an exponential), COMPACT, PRODUCTS (inner products instead of scattered sums),
+// WEIGHTED (whether the extra scalars of sources are other than one), ORDERED (no atomics: one dimension of a head at a
+// time), WARPS (of a block).
 
 typedef REAL real;
 typedef long long index_t;
 
 constexpr unsigned ALL = 0xffffffffu;
-// sources that are summed in the working precision before double takes over
-constexpr int FOLD = 64;
+constexpr int BATCH = 32;
+constexpr int WIDTH = 32 * VEC;
 // sources of a block of `summarise`
-constexpr int BLOCK = 128;
+constexpr int BLOCK = 256;
 // a compact window with at most so many sources is summed one by one
 constexpr int FEW = 32;
+// numbers that describe a block: moments of every channel and of the extra scalar
+constexpr int SIZE = POWERS * (WIDTH + 1);
 
-__device__ constexpr double binomial(int n, int k) { return k == 0 || k == n ? 1.0 : binomial(n - 1, k - 1) + binomial(n - 1, k); }
+#if COMPACT
+// what has left the window of a compact kernel cancels, but for rounding that grows with the distance
+typedef double partial;
+#else
+typedef real partial;
+#endif
+
+__device__ constexpr double binomial(int n, int k) {
+    double result = 1.0;
+    for (int i = 0; i < k; i++) result = result * (n - i) / (i + 1);
+    return result;
+}
 
 __device__ inline real infinity() { return real(__int_as_float(0x7f800000)); }
 
@@ -45,23 +59,17 @@ struct alignas(VEC * sizeof(real)) Row {
 
 // One sorted line of points: dimension d of a head, perhaps mirrored.
 struct Line {
-    const real* points;
+    const real* places;
     const int* order;
-    index_t count, stride;
+    index_t count;
     bool mirrored;
 
     __device__ int index(index_t i) const { return order[mirrored ? count - 1 - i : i]; }
-    __device__ real place(int index) const {
-        real x = points[index * stride];
-        // what is no finite number stands at zero, as in the sort
-        x = x - x == real(0) ? x : real(0);
-        return mirrored ? -x : x;
-    }
-    __device__ real place_of(index_t i) const { return place(index(i)); }
+    __device__ real place(index_t i) const { return mirrored ? -places[count - 1 - i] : places[i]; }
 };
 
-__device__ inline Line line_of(const real* points, const int* order, index_t p, index_t d, index_t count, index_t dims, bool mirrored) {
-    return {points + p * count * dims + d, order + (p * dims + d) * count, count, dims, mirrored};
+__device__ inline Line line_of(const real* places, const int* order, index_t line, index_t count, bool mirrored) {
+    return {places + line * count, order + line * count, count, mirrored};
 }
 
 // A side of the kernel: H(u - x_j) b_j(u - x_j) e^(-rate (u - x_j)), summed over the nodes j.
@@ -69,82 +77,137 @@ struct Side {
     real node[NODES];
     real below[NODES][POWERS];
     real rate;
-    real support;
 
     // table: nodes, coefficients, rate; all for a bandwidth of one
     __device__ Side(const double* table, double tau) {
+#pragma unroll
         for (int j = 0; j < NODES; j++) {
             node[j] = real(table[j] * tau);
             double scale = 1.0;
+#pragma unroll
             for (int i = 0; i < POWERS; i++, scale /= tau) below[j][i] = real(table[NODES + j * POWERS + i] * scale);
         }
         rate = real(table[NODES + NODES * POWERS] / tau);
-        support = node[NODES - 1] - node[0];
     }
 
     // whether a source at t counts for a target at s, at node j
     __device__ bool passed(int j, real s, real t) const {
-        return TIES == INCLUSIVE ? s - t >= node[j] : s - t > node[j];
+        return TIES >> j & 1 ? s - t >= node[j] : s - t > node[j];
+    }
+    // the kernel itself, where there is no exponential
+    __device__ real value(real s, real t) const {
+        real sum = real(0);
+#pragma unroll
+        for (int j = 0; j < NODES; j++) {
+            real z = s - t - node[j], term = below[j][POWERS - 1];
+#pragma unroll
+            for (int i = POWERS - 2; i >= 0; i--) term = term * z + below[j][i];
+            sum += passed(j, s, t) ? term : real(0);
+        }
+        return sum;
+    }
+    // what a source at z below the origin gives to the factors of y^l
+    __device__ void weights(int j, real z, real (&weight)[POWERS]) const {
+        real decay = RATE ? exponential(-rate * z) : real(1);
+#pragma unroll
+        for (int l = 0; l < POWERS; l++) {
+            real sum = below[j][POWERS - 1] * real(binomial(POWERS - 1, l));
+#pragma unroll
+            for (int i = POWERS - 2; i >= l; i--) sum = sum * z + below[j][i] * real(binomial(i, l));
+            weight[l] = sum * decay;
+        }
     }
 };
 
-// Factors of y^l e^(-rate y), for all channels of a lane and for the extra scalar.
-template <typename T> struct Polynomial {
+// POWERS numbers for each channel of a lane, and for the extra scalar.
+template <typename T> struct Numbers {
     T at[POWERS][VEC];
     T extra[POWERS];
 
     __device__ void clear() {
+#pragma unroll
         for (int l = 0; l < POWERS; l++) {
+#pragma unroll
             for (int c = 0; c < VEC; c++) at[l][c] = T(0);
             extra[l] = T(0);
         }
     }
-    template <typename S> __device__ void add(const Polynomial<S>& other) {
-        for (int l = 0; l < POWERS; l++) {
-            for (int c = 0; c < VEC; c++) at[l][c] += T(other.at[l][c]);
-            extra[l] += T(other.extra[l]);
-        }
-    }
-    template <typename S> __device__ void round(const Polynomial<S>& other) {
-        clear();
-        add(other);
+    template <typename S> __device__ void add(const Numbers<S>& other) {
+        add_rows(other);
+#pragma unroll
+        for (int l = 0; l < POWERS; l++) extra[l] += T(other.extra[l]);
     }
     __device__ void add_row(const T (&weight)[POWERS], const Row& row, T scalar) {
+#pragma unroll
         for (int l = 0; l < POWERS; l++) {
+#pragma unroll
             for (int c = 0; c < VEC; c++) at[l][c] += weight[l] * T(row.at[c]);
             extra[l] += weight[l] * scalar;
         }
     }
-    // y becomes y + distance: what were factors around an origin are factors around one further up
-    __device__ void move(double distance, double rate) {
-        double decay = RATE ? exp(-rate * distance) : 1.0;
+    template <typename S> __device__ void add_rows(const Numbers<S>& other) {
+#pragma unroll
         for (int l = 0; l < POWERS; l++) {
-            double factor = decay;
-            for (int c = 0; c < VEC; c++) at[l][c] *= decay;
-            extra[l] *= decay;
-            for (int i = l + 1; i < POWERS; i++) {
-                factor *= distance;
-                double term = factor * binomial(i, l);
-                for (int c = 0; c < VEC; c++) at[l][c] += term * at[i][c];
-                extra[l] += term * extra[i];
-            }
+#pragma unroll
+            for (int c = 0; c < VEC; c++) at[l][c] += T(other.at[l][c]);
+        }
+    }
+    // at[to] += factor * at[from]
+    __device__ void mix(int to, int from, double factor) {
+#pragma unroll
+        for (int c = 0; c < VEC; c++) at[to][c] += factor * at[from][c];
+        extra[to] += factor * extra[from];
+    }
+    __device__ void scale(int l, double factor) {
+#pragma unroll
+        for (int c = 0; c < VEC; c++) at[l][c] *= factor;
+        extra[l] *= factor;
+    }
+    __device__ void load(const double* place, int lane) {
+#pragma unroll
+        for (int l = 0; l < POWERS; l++) {
+#pragma unroll
+            for (int c = 0; c < VEC; c++) at[l][c] = place[l * (WIDTH + 1) + c * 32 + lane];
+            extra[l] = place[l * (WIDTH + 1) + WIDTH];
+        }
+    }
+    __device__ void store(double* place, int lane) const {
+#pragma unroll
+        for (int l = 0; l < POWERS; l++) {
+#pragma unroll
+            for (int c = 0; c < VEC; c++) place[l * (WIDTH + 1) + c * 32 + lane] = at[l][c];
+            if (lane == 0) place[l * (WIDTH + 1) + WIDTH] = extra[l];
         }
     }
 };
 
-// Moments sum z^k e^(-rate z) v: of a Polynomial they have the layout, but another origin's shift.
-__device__ inline void shift_moments(Polynomial<double>& moments, double distance, double rate) {
+// Factors of y^l e^(-rate y) around an origin, when that moves up by `distance`.
+__device__ inline void move_factors(Numbers<double>& factors, double distance, double rate) {
     double decay = RATE ? exp(-rate * distance) : 1.0;
-    for (int k = POWERS - 1; k >= 0; k--) {
-        for (int c = 0; c < VEC; c++) moments.at[k][c] *= decay;
-        moments.extra[k] *= decay;
-        double factor = decay;
-        for (int i = k - 1; i >= 0; i--) {
-            factor *= distance;
-            double term = factor * binomial(k, i);
-            for (int c = 0; c < VEC; c++) moments.at[k][c] += term * moments.at[i][c];
-            moments.extra[k] += term * moments.extra[i];
+#pragma unroll
+    for (int l = 0; l < POWERS; l++) {
+        double power = 1.0;
+#pragma unroll
+        for (int i = l + 1; i < POWERS; i++) {
+            power *= distance;
+            factors.mix(l, i, power * binomial(i, l));
         }
+        if (RATE) factors.scale(l, decay);
+    }
+}
+
+// Moments sum z^k e^(-rate z) v of sources at z below an origin, when that moves up by `distance`.
+__device__ inline void move_moments(Numbers<double>& moments, double distance, double rate) {
+    double decay = RATE ? exp(-rate * distance) : 1.0;
+#pragma unroll
+    for (int k = POWERS - 1; k >= 0; k--) {
+        double power = 1.0;
+#pragma unroll
+        for (int i = k - 1; i >= 0; i--) {
+            power *= distance;
+            moments.mix(k, i, power * binomial(k, i));
+        }
+        if (RATE) moments.scale(k, decay);
     }
 }
 
@@ -152,178 +215,106 @@ __device__ inline Row load_row(const real* rows, index_t stride, int index, int 
     return *reinterpret_cast<const Row*>(rows + index * stride + lane * VEC);
 }
 
-// ---- moments of blocks of sources, and their running sums
+// ---- what comes before the walk
 
-#if COMPACT
-typedef double partial;
-#else
-typedef real partial;
-#endif
+// Coordinates (heads, count, dims) in sorted order: places (heads, dims, count).
+extern "C" __global__ void arrange(const real* points, const int* order, real* places, index_t total, index_t count, index_t dims) {
+    for (index_t i = blockIdx.x * index_t(blockDim.x) + threadIdx.x; i < total; i += index_t(gridDim.x) * blockDim.x) {
+        index_t line = i / count;
+        real x = points[(line / dims * count + order[i]) * dims + line % dims];
+        // what is no finite number stands at zero, as in the sort
+        places[i] = x - x == real(0) ? x : real(0);
+    }
+}
 
-// Moments of every block of BLOCK sources around the first source behind it: (lines, blocks, POWERS, width + 1).
-//
-// For a compact kernel in double: what has left its window cancels, but for rounding that grows with the distance.
+// Moments of every block of sources around the first source behind it: (channel blocks, lines, blocks, SIZE).
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-summarise(const real* points, const int* order, const real* rows, const real* weights, const double* table,
-          const double* taus, double* moments, index_t heads, index_t count, index_t dims, index_t stride, index_t mirrored) {
+summarise(const real* places, const int* order, const real* rows, const real* scalars, const double* table,
+          const double* taus, double* moments, index_t lines, index_t count, index_t dims, index_t stride, index_t mirrored) {
     index_t blocks = (count + BLOCK - 1) / BLOCK;
     index_t job = blockIdx.x * index_t(WARPS) + threadIdx.x / 32;
     int lane = threadIdx.x % 32;
-    if (job >= heads * dims * blocks) return;
-    index_t block = job % blocks, line_number = job / blocks, p = line_number / dims, d = line_number % dims;
-    Line line = line_of(points, order, p, d, count, dims, mirrored);
-    rows += p * count * stride + blockIdx.y * (32 * VEC);
+    if (job >= lines * blocks) return;
+    index_t block = job % blocks, number = job / blocks, p = number / dims;
+    Line line = line_of(places, order, number, count, mirrored);
+    rows += p * count * stride + blockIdx.y * WIDTH;
     real rate = real(table[NODES + NODES * POWERS] / taus[p]);
     index_t start = block * BLOCK, stop = min(start + BLOCK, count);
-    real origin = line.place_of(min(stop, count - 1));
-    Polynomial<double> total;
+    real origin = line.place(min(stop, count - 1));
+    Numbers<double> total;
     total.clear();
-    Polynomial<partial> sum;
-    sum.clear();
     for (index_t first = start; first < stop; first += 32) {
-        int number = int(min(index_t(32), stop - first));
-        int mine = lane < number ? line.index(first + lane) : 0;
-        partial z = lane < number ? partial(origin) - partial(line.place(mine)) : partial(0);
-        real scalar = WEIGHTED && lane < number ? weights[p * count + mine] : real(1);
-        partial decay = RATE ? exponential(-rate * z) : partial(1);
-        for (int i = 0; i < number; i++) {
+        bool there = first + lane < stop;
+        int mine = there ? line.index(first + lane) : 0;
+        partial z = there ? partial(origin) - partial(line.place(first + lane)) : partial(0);
+        partial decay = !there ? partial(0) : RATE ? exponential(-partial(rate) * z) : partial(1);
+        real scalar = WEIGHTED && there ? scalars[p * count + mine] : real(1);
+        Numbers<partial> sum;
+        sum.clear();
+#pragma unroll 8
+        for (int i = 0; i < 32; i++) {
+            // behind the last source the weight is zero
             Row row = load_row(rows, stride, __shfl_sync(ALL, mine, i), lane);
-            partial weight[POWERS];
+            partial weight[POWERS], distance = __shfl_sync(ALL, z, i);
             weight[0] = __shfl_sync(ALL, decay, i);
-            partial distance = __shfl_sync(ALL, z, i);
+#pragma unroll
             for (int l = 1; l < POWERS; l++) weight[l] = weight[l - 1] * distance;
             sum.add_row(weight, row, partial(__shfl_sync(ALL, scalar, i)));
         }
         total.add(sum);
-        sum.clear();
     }
-    double* out = moments + ((blockIdx.y * heads * dims + line_number) * blocks + block) * index_t(POWERS * (32 * VEC + 1));
-    for (int l = 0; l < POWERS; l++) {
-        for (int c = 0; c < VEC; c++) out[l * (32 * VEC + 1) + c * 32 + lane] = total.at[l][c];
-        if (lane == 0) out[l * (32 * VEC + 1) + 32 * VEC] = total.extra[l];
-    }
+    total.store(moments + ((blockIdx.y * lines + number) * blocks + block) * SIZE, lane);
 }
 
 // From the moments of every block to those of all sources before it, around its first source; in place.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-accumulate(const real* points, const int* order, const double* table, const double* taus, double* moments,
-           index_t heads, index_t count, index_t dims, index_t mirrored) {
+accumulate(const real* places, const int* order, const double* table, const double* taus, double* moments,
+           index_t lines, index_t count, index_t dims, index_t mirrored) {
     index_t blocks = (count + BLOCK - 1) / BLOCK;
-    index_t line_number = blockIdx.x * index_t(WARPS) + threadIdx.x / 32;
+    index_t number = blockIdx.x * index_t(WARPS) + threadIdx.x / 32;
     int lane = threadIdx.x % 32;
-    if (line_number >= heads * dims) return;
-    index_t p = line_number / dims, d = line_number % dims;
-    Line line = line_of(points, order, p, d, count, dims, mirrored);
-    double rate = table[NODES + NODES * POWERS] / taus[p];
-    constexpr int SIZE = POWERS * (32 * VEC + 1);
-    index_t base = (blockIdx.y * heads * dims + line_number) * blocks;
-    Polynomial<double> state;
+    if (number >= lines) return;
+    Line line = line_of(places, order, number, count, mirrored);
+    double rate = table[NODES + NODES * POWERS] / taus[number / dims];
+    double* place = moments + (blockIdx.y * lines + number) * blocks * SIZE;
+    Numbers<double> state, next;
     state.clear();
-    real origin = count ? line.place_of(0) : real(0);
-    for (index_t block = 0; block < blocks; block++) {
-        double* place = moments + (base + block) * SIZE;
-        real next = line.place_of(min((block + 1) * BLOCK, count - 1));
-        Polynomial<double> here;
-        for (int l = 0; l < POWERS; l++) {
-            for (int c = 0; c < VEC; c++) {
-                here.at[l][c] = place[l * (32 * VEC + 1) + c * 32 + lane];
-                place[l * (32 * VEC + 1) + c * 32 + lane] = state.at[l][c];
-            }
-            here.extra[l] = place[l * (32 * VEC + 1) + 32 * VEC];
-            __syncwarp();
-            if (lane == 0) place[l * (32 * VEC + 1) + 32 * VEC] = state.extra[l];
+    next.load(place, lane);
+    double origin = line.place(0), end = line.place(min(index_t(BLOCK), count - 1));
+    for (index_t block = 0; block < blocks; block++, place += SIZE) {
+        Numbers<double> here = next;
+        double distance = end - origin;
+        origin = end;
+        // the next block is on its way while this one is added
+        if (block + 1 < blocks) {
+            next.load(place + SIZE, lane);
+            end = line.place(min((block + 2) * BLOCK, count - 1));
         }
-        shift_moments(state, double(next) - double(origin), rate);
+        __syncwarp();
+        state.store(place, lane);
+        move_moments(state, distance, rate);
         state.add(here);
-        origin = next;
     }
 }
 
 // ---- the walk
 
-// Thirty-two sorted points in the lanes of a warp, and the thirty-two behind them.
-struct Window {
-    Line line;
-    const real* weights;
-    real place, next_place;
-    real weight, next_weight;
-    int index, next_index;
+// Lane by lane, how many of the 32 numbers held by the lanes come before: `before(number)` is true for the first ones.
+template <typename F> __device__ inline int count_before(real numbers, F before) {
+    int count = 0;
+#pragma unroll
+    for (int step = 16; step; step >>= 1) {
+        if (before(__shfl_sync(ALL, numbers, count + step - 1))) count += step;
+    }
+    return count + (before(__shfl_sync(ALL, numbers, count)) ? 1 : 0);
+}
 
-    __device__ void fetch(index_t i, int lane, real& place, int& index, real& weight) const {
-        bool there = i + lane < line.count;
-        index = there ? line.index(i + lane) : 0;
-        // no target ever passes infinity
-        place = there ? line.place(index) : infinity();
-        weight = WEIGHTED && there && weights ? weights[index] : real(1);
-    }
-    __device__ void open(index_t i, int lane) {
-        index_t start = i & ~index_t(31);
-        fetch(start, lane, place, index, weight);
-        fetch(start + 32, lane, next_place, next_index, next_weight);
-    }
-    __device__ void turn(index_t start, int lane) {
-        place = next_place, index = next_index, weight = next_weight;
-        fetch(start + 32, lane, next_place, next_index, next_weight);
-    }
-};
-
-// Rows on their way into shared memory; a lane reads only what it has asked for itself.
-struct Ring {
-    Row* slots;
-    const real* rows;
-    index_t stride;
-    index_t count;
-
-    __device__ void ask(index_t n, int index, int lane) {
-        if (n < count) {
-            unsigned place = unsigned(__cvta_generic_to_shared(slots + (n % RING) * 32 + lane));
-            const real* row = rows + index * stride + lane * VEC;
-            asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(place), "l"(row), "n"(sizeof(Row)));
-        }
-        asm volatile("cp.async.commit_group;");
-    }
-    __device__ Row take(index_t n, int lane) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(RING - 1));
-        return slots[(n % RING) * 32 + lane];
-    }
-};
-
-// The sources at one node: how many have been passed, the next of them, and their rows.
-struct Stream {
-    Window window;
-    Ring ring;
-    index_t passed;
-    real head;
-
-    __device__ int index_ahead(index_t n) const {
-        // a branch and no choice: the points behind the present ones may still be on their way
-        if ((n ^ passed) < 32) return __shfl_sync(ALL, window.index, int(n & 31));
-        return __shfl_sync(ALL, window.next_index, int(n & 31));
-    }
-    __device__ void open(index_t n, int lane) {
-        passed = n;
-        window.open(n, lane);
-        for (int i = 0; i < RING - 1; i++) ring.ask(n + i, index_ahead(n + i), lane);
-        head = __shfl_sync(ALL, window.place, int(n & 31));
-    }
-    // the row and the weight of the next source; it is then passed
-    __device__ Row take(int lane, real& weight) {
-        ring.ask(passed + RING - 1, index_ahead(passed + RING - 1), lane);
-        Row row = ring.take(passed, lane);
-        weight = WEIGHTED ? __shfl_sync(ALL, window.weight, int(passed & 31)) : real(1);
-        passed++;
-        if ((passed & 31) == 0) window.turn(passed, lane);
-        head = __shfl_sync(ALL, window.place, int(passed & 31));
-        return row;
-    }
-};
-
-// The number of sources of a line that a target at s has passed, at node j.
+// The number of sources of a line that a target at s has passed, at node j; all lanes search together.
 __device__ index_t count_passed(const Line& line, const Side& side, int j, real s, int lane) {
     index_t low = 0, high = line.count;
     while (low < high) {
         index_t step = (high - low + 31) / 32, probe = low + (lane + 1) * step - 1;
-        bool yes = probe < high && side.passed(j, s, line.place_of(probe));
+        bool yes = probe < high && side.passed(j, s, line.place(probe));
         index_t whole = __popc(__ballot_sync(ALL, yes));
         high = min(high, low + (whole + 1) * step - 1);
         low = min(low + whole * step, high);
@@ -331,68 +322,57 @@ __device__ index_t count_passed(const Line& line, const Side& side, int j, real 
     return low;
 }
 
-// What a source at distance z below the origin gives to the factors of y^l.
-__device__ inline void source_weights(const Side& side, int j, real z, real (&weight)[POWERS]) {
-    real decay = RATE ? exponential(-side.rate * z) : real(1);
-    for (int l = 0; l < POWERS; l++) {
-        real sum = side.below[j][POWERS - 1] * real(binomial(POWERS - 1, l));
-        for (int i = POWERS - 2; i >= l; i--) sum = sum * z + side.below[j][i] * real(binomial(i, l));
-        weight[l] = sum * decay;
+// The sums over the lanes up to and including each.
+__device__ inline real scan(real x, int lane) {
+#pragma unroll
+    for (int offset = 1; offset < 32; offset <<= 1) {
+        real other = __shfl_up_sync(ALL, x, offset);
+        if (lane >= offset) x += other;
     }
-}
-
-// The state of a walk: factors around an origin, in double up to the last fold and in the working precision since.
-struct State {
-    Polynomial<double> wide;
-    Polynomial<real> base, local;
-    real origin;
-    int pending;
-
-    __device__ void clear(real at) {
-        wide.clear(), base.clear(), local.clear();
-        origin = at;
-        pending = 0;
-    }
-    __device__ void fold(real at, real rate) {
-        wide.add(local);
-        if (at != origin) wide.move(double(at) - double(origin), rate);
-        origin = at;
-        base.round(wide);
-        local.clear();
-        pending = 0;
-    }
-    __device__ void absorb(const Side& side, int j, real place, const Row& row, real scalar) {
-        real weight[POWERS];
-        source_weights(side, j, origin - place - side.node[j], weight);
-        local.add_row(weight, row, scalar);
-        if (++pending >= FOLD) fold(origin, side.rate);
-    }
-};
-
-// the row's lanes are summed into lane zero's total, and all the others'
-__device__ inline real sum_lanes(real x) {
-    for (int offset = 16; offset; offset >>= 1) x += __shfl_xor_sync(ALL, x, offset);
     return x;
 }
 
+// An item of a batch: a source, with what it gives to the factors of y^l; or a target, with y^l e^(-rate y).
+struct Item {
+    // the index of a source, or the complement of a target's
+    int tag;
+    real weight[POWERS];
+#if COMPACT
+    // the sources in a target's window, if they are few: the first of them, and their number
+    int few;
+    index_t first;
+    real place;
+#endif
+};
+
+constexpr int NOTHING = int(0x80000000);
+
 __device__ inline void add_to(real* place, const real (&sum)[VEC]) {
 #if ORDERED
+#pragma unroll
     for (int c = 0; c < VEC; c++) place[c] += sum[c];
 #else
-    if constexpr (sizeof(real) == 4 && VEC == 2) {
 #if __CUDA_ARCH__ >= 900
-        asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(place), "f"(float(sum[0])), "f"(float(sum[1])) : "memory");
+    if constexpr (sizeof(real) == 4 && VEC == 2) {
+        asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(place), "f"(float(sum[0])), "f"(float(sum[1 % VEC])) : "memory");
         return;
-#endif
     }
     if constexpr (sizeof(real) == 4 && VEC == 4) {
-#if __CUDA_ARCH__ >= 900
         asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(place), "f"(float(sum[0])), "f"(float(sum[1 % VEC])),
                      "f"(float(sum[2 % VEC])), "f"(float(sum[3 % VEC])) : "memory");
         return;
-#endif
     }
+#endif
+#pragma unroll
     for (int c = 0; c < VEC; c++) atomicAdd(place + c, sum[c]);
+#endif
+}
+
+__device__ inline void add_to(real* place, real sum) {
+#if ORDERED
+    *place += sum;
+#else
+    atomicAdd(place, sum);
 #endif
 }
 
@@ -401,197 +381,247 @@ __device__ inline void add_to(real* place, const real (&sum)[VEC]) {
 // Without PRODUCTS the sums are added to `out (heads, targets, stride)` and `out_extra (heads, targets)`; with it they
 // are multiplied with those rows and scalars, and the inner products are added to `products (heads, targets, dims)`.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-walk(const real* source_points, const int* source_order, const real* target_points, const int* target_order,
-     const real* rows, const real* weights, const double* table, const double* taus, const double* sums, real* out,
+walk(const real* source_places, const int* source_order, const real* target_places, const int* target_order,
+     const real* rows, const real* scalars, const double* table, const double* taus, const double* sums, real* out,
      real* out_extra, real* products, index_t heads, index_t count, index_t number, index_t dims, index_t stride,
      index_t mirrored, index_t length, index_t first_dim, index_t some_dims) {
-    __shared__ Row slots[WARPS][NODES + PRODUCTS][RING * 32];
+    __shared__ alignas(16) Row all_slots[WARPS][BATCH * 32];
+    __shared__ Item all_items[WARPS][BATCH];
     index_t segments = (number + length - 1) / length;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     index_t job = blockIdx.x * index_t(WARPS) + warp;
     if (job >= heads * some_dims * segments) return;
     index_t segment = job % segments, p = job / segments / some_dims, d = first_dim + job / segments % some_dims;
-    int channel = blockIdx.y * (32 * VEC);
-    rows += p * count * stride + channel;
-    out += p * number * stride + channel;
+    Row* slots = all_slots[warp];
+    Item* items = all_items[warp];
+    rows += p * count * stride + blockIdx.y * WIDTH;
+    out += p * number * stride + blockIdx.y * WIDTH;
     out_extra += p * number;
-    if (weights) weights += p * count;
+    scalars += p * count;
     Side side(table, taus[p]);
-    Line source_line = line_of(source_points, source_order, p, d, count, dims, mirrored);
-    Line target_line = line_of(target_points, target_order, p, d, number, dims, mirrored);
-    // a tile spans at most this much, so that an exponential neither overflows nor loses digits
-    real span = RATE ? real(4) / side.rate : COMPACT ? side.support : infinity();
+    Line source_line = line_of(source_places, source_order, p * dims + d, count, mirrored);
+    Line target_line = line_of(target_places, target_order, p * dims + d, number, mirrored);
+    real support = side.node[NODES - 1] - side.node[0];
+    // a batch reaches no further than this, so that an exponential neither overflows nor loses digits
+    real span = RATE ? real(4) / side.rate : COMPACT ? support : infinity();
 
-    index_t begin = segment * length, end = min(begin + length, number);
-    Window targets{target_line, nullptr};
-    targets.open(begin, lane);
-    Ring others{slots[warp][NODES], out, stride, number};
-    if (PRODUCTS) {
-        for (int i = 0; i < RING - 1; i++) others.ask(begin + i, __shfl_sync(ALL, targets.index, i), lane);
-    }
-    State state;
-    real s = __shfl_sync(ALL, targets.place, 0);
-    state.clear(s);
-    Stream stream[NODES];
-    constexpr int SIZE = POWERS * (32 * VEC + 1);
+    index_t at = segment * length, end = min(at + length, number);
+    // how many sources have been passed, at every node, and what they give around `origin`
+    index_t passed[NODES];
+    Numbers<double> state;
+    real origin = target_line.place(at), renewed = origin;
+    state.clear();
+
+    auto absorb = [&](int j, index_t first, index_t last) {
+        for (index_t n = first; n < last; n += 32) {
+            Numbers<real> some;
+            some.clear();
+            for (index_t i = n; i < min(n + 32, last); i++) {
+                int index = source_line.index(i);
+                real weight[POWERS];
+                side.weights(j, origin - source_line.place(i) - side.node[j], weight);
+                some.add_row(weight, load_row(rows, stride, index, lane), WEIGHTED ? scalars[index] : real(1));
+            }
+            state.add(some);
+        }
+    };
+
     index_t blocks = (count + BLOCK - 1) / BLOCK;
     sums += (blockIdx.y * heads * dims + p * dims + d) * blocks * SIZE;
 #pragma unroll
     for (int j = 0; j < NODES; j++) {
-        index_t passed = count ? count_passed(source_line, side, j, s, lane) : 0;
+        passed[j] = count_passed(source_line, side, j, origin, lane);
         // the blocks before give their moments, the rest of the block is absorbed
-        index_t block = min(passed / BLOCK, max(blocks - 1, index_t(0)));
+        index_t block = min(passed[j] / BLOCK, max(blocks - 1, index_t(0)));
         if (block > 0) {
-            Polynomial<double> moments;
+            Numbers<double> moments;
+            moments.load(sums + block * SIZE, lane);
+            move_moments(moments, double(origin) - double(source_line.place(block * BLOCK)) - double(side.node[j]), side.rate);
+#pragma unroll
             for (int l = 0; l < POWERS; l++) {
-                for (int c = 0; c < VEC; c++) moments.at[l][c] = sums[block * SIZE + l * (32 * VEC + 1) + c * 32 + lane];
-                moments.extra[l] = sums[block * SIZE + l * (32 * VEC + 1) + 32 * VEC];
-            }
-            double distance = double(s) - double(source_line.place_of(block * BLOCK)) - double(side.node[j]);
-            shift_moments(moments, distance, side.rate);
-            for (int l = 0; l < POWERS; l++) {
+#pragma unroll
                 for (int i = l; i < POWERS; i++) {
                     double factor = double(side.below[j][i]) * binomial(i, l);
-                    for (int c = 0; c < VEC; c++) state.wide.at[l][c] += factor * moments.at[i - l][c];
-                    state.wide.extra[l] += factor * moments.extra[i - l];
+#pragma unroll
+                    for (int c = 0; c < VEC; c++) state.at[l][c] += factor * moments.at[i - l][c];
+                    state.extra[l] += factor * moments.extra[i - l];
                 }
             }
         }
-        for (index_t n = block * BLOCK; n < passed; n++) {
-            int index = source_line.index(n);
-            state.absorb(side, j, source_line.place(index), load_row(rows, stride, index, lane), WEIGHTED ? weights[index] : real(1));
-        }
-        stream[j].window.line = source_line;
-        stream[j].window.weights = weights;
-        stream[j].ring = Ring{slots[warp][j], rows, stride, count};
-        stream[j].open(passed, lane);
+        absorb(j, block * BLOCK, passed[j]);
     }
-    state.fold(s, side.rate);
 
-    real renewed = s, last = s;
-#if TIES == HALF
-    // sources that tie with the present target: half of them counts
-    Polynomial<real> tied;
-    Polynomial<double> tied_before;
-    tied.clear(), tied_before.clear();
-    int ties = 0;
-    bool met = false;
-#endif
-    real mine = real(0);
-    for (index_t i = begin; i < end; i++) {
-        s = __shfl_sync(ALL, targets.place, int(i & 31));
-        int m = __shfl_sync(ALL, targets.index, int(i & 31));
-        bool same = i > begin && s == last;
-        if (!same) {
-#if TIES == HALF
-            if (ties) {
-                tied_before.add(tied);
-                state.wide.add(tied_before);
-                tied.clear(), tied_before.clear();
-                ties = 0;
-                state.fold(s, side.rate);
-            }
-#endif
-            if (s - state.origin > span || state.pending >= FOLD / 2) state.fold(s, side.rate);
+    while (at < end) {
+        // the next targets and, at every node, the next sources
+        bool wanted = at + lane < end;
+        real s = wanted ? target_line.place(at + lane) : infinity();
+        int target = wanted ? target_line.index(at + lane) : 0;
+        real from = __shfl_sync(ALL, s, 0);
+        if (from != origin) {
+            if (COMPACT && (from - renewed > 2 * support || from - origin > support)) {
+                // what has left the window cancels but for rounding, which grows with the distance: sum it afresh
+                state.clear();
+                origin = renewed = from;
 #pragma unroll
-            for (int j = 0; j < NODES; j++) {
-                while (side.passed(j, s, stream[j].head)) {
-                    real place = stream[j].head, weight;
-                    Row row = stream[j].take(lane, weight);
-                    state.absorb(side, j, place, row, weight);
-                }
-            }
-            // what has left the window cancels but for rounding, which grows with the distance: sum it afresh
-            if (COMPACT && (s - renewed > 2 * side.support || s - last > side.support)) {
-                state.clear(s);
-                for (int j = 0; j < NODES - 1; j++) {
-                    for (index_t n = stream[NODES - 1].passed; n < stream[j].passed; n++) {
-                        int index = source_line.index(n);
-                        state.absorb(side, j, source_line.place(index), load_row(rows, stride, index, lane),
-                                     WEIGHTED ? weights[index] : real(1));
-                    }
-                }
-                state.fold(s, side.rate);
-                renewed = s;
-            }
-#if TIES == HALF
+                for (int j = 0; j < NODES; j++) passed[j] = count_passed(source_line, side, j, from, lane);
 #pragma unroll
-            for (int j = 0; j < NODES; j++) {
-                while (s - stream[j].head == side.node[j]) {
-                    real place = stream[j].head, scalar, weight[POWERS];
-                    Row row = stream[j].take(lane, scalar);
-                    source_weights(side, j, state.origin - place - side.node[j], weight);
-                    tied.add_row(weight, row, scalar);
-                    if (++ties % FOLD == 0) tied_before.add(tied), tied.clear();
-                }
-            }
-#endif
-            last = s;
-        }
-        real sum[VEC], extra;
-        for (int c = 0; c < VEC; c++) sum[c] = real(0);
-        extra = real(0);
-        bool sparse = COMPACT && TIES != HALF && stream[0].passed - stream[NODES - 1].passed <= FEW;
-        if (sparse) {
-            for (index_t n = stream[NODES - 1].passed; n < stream[0].passed; n++) {
-                int index = source_line.index(n);
-                real u = s - source_line.place(index), weight = real(0);
-                for (int j = 0; j < NODES; j++) {
-                    real z = u - side.node[j], term = side.below[j][POWERS - 1];
-                    for (int k = POWERS - 2; k >= 0; k--) term = term * z + side.below[j][k];
-                    weight += z > real(0) ? term : real(0);
-                }
-                Row row = load_row(rows, stride, index, lane);
-                for (int c = 0; c < VEC; c++) sum[c] += weight * row.at[c];
-                extra += weight * (WEIGHTED ? weights[index] : real(1));
-            }
-        } else {
-            real y = s - state.origin, factor = RATE ? exponential(-side.rate * y) : real(1);
-            for (int l = 0; l < POWERS; l++, factor *= y) {
-#if TIES == HALF
-                for (int c = 0; c < VEC; c++)
-                    sum[c] += factor * (state.base.at[l][c] + state.local.at[l][c] +
-                                        real(0.5) * (real(tied_before.at[l][c]) + tied.at[l][c]));
-                extra += factor * (state.base.extra[l] + state.local.extra[l] +
-                                   real(0.5) * (real(tied_before.extra[l]) + tied.extra[l]));
-#else
-                for (int c = 0; c < VEC; c++) sum[c] += factor * (state.base.at[l][c] + state.local.at[l][c]);
-                extra += factor * (state.base.extra[l] + state.local.extra[l]);
-#endif
+                for (int j = 0; j < NODES - 1; j++) absorb(j, passed[NODES - 1], passed[j]);
+            } else {
+                move_factors(state, double(from) - double(origin), side.rate);
+                origin = from;
             }
         }
+        real t[NODES];
+        int source[NODES], rank[NODES];
+#pragma unroll
+        for (int j = 0; j < NODES; j++) {
+            index_t i = passed[j] + lane;
+            t[j] = i < count ? source_line.place(i) : infinity();
+            source[j] = i < count ? source_line.index(i) : 0;
+        }
+        // the place of every target in the batch: those before it, and the sources it has passed
+        int place = lane;
+#pragma unroll
+        for (int j = 0; j < NODES; j++) {
+            rank[j] = count_before(t[j], [&](real t) { return side.passed(j, s, t); });
+            place += rank[j];
+        }
+        __syncwarp();
+        items[lane].tag = NOTHING;
+        __syncwarp();
+        bool in = wanted && place < BATCH && s - origin <= span;
+        if (in) {
+            Item& item = items[place];
+            item.tag = ~target;
+            real y = s - origin, factor = RATE ? exponential(-side.rate * y) : real(1);
+#pragma unroll
+            for (int l = 0; l < POWERS; l++, factor *= y) item.weight[l] = factor;
+#if COMPACT
+            index_t low = passed[NODES - 1] + rank[NODES - 1], high = passed[0] + rank[0];
+            item.few = high - low <= FEW ? int(high - low) : -1;
+            item.first = low;
+            item.place = s;
+#endif
+        }
+        // the place of every source: before the first target that has passed it
+        int where[NODES], there = int(min(end - at, index_t(32)));
+#pragma unroll
+        for (int j = 0; j < NODES; j++) {
+            int before = count_before(s, [&](real s) { return !side.passed(j, s, t[j]); });
+            where[j] = before + lane;
+#pragma unroll
+            for (int k = 0; k < NODES; k++) {
+                int earlier = __shfl_sync(ALL, rank[k], max(before - 1, 0)), later = __shfl_sync(ALL, rank[k], min(before, 31));
+                if (before == 0) earlier = 0;
+                if (k != j) where[j] += earlier;
+                if (k < j) where[j] += later - earlier;
+            }
+            real z = origin - t[j] - side.node[j];
+            // what no target of this run has passed is left to others
+            if (before >= there || z < -span) where[j] = BATCH;
+            if (where[j] < BATCH) {
+                items[where[j]].tag = source[j];
+                side.weights(j, z, items[where[j]].weight);
+            }
+        }
+        __syncwarp();
+        Item mine = items[lane];
+        unsigned filled = __ballot_sync(ALL, mine.tag != NOTHING);
+        int total = filled == ALL ? BATCH : __ffs(~filled) - 1;
+        at += __popc(__ballot_sync(ALL, in && place < total));
+#pragma unroll
+        for (int j = 0; j < NODES; j++) passed[j] += __popc(__ballot_sync(ALL, where[j] < total));
+        bool is_source = lane < total && mine.tag >= 0, is_target = lane < total && mine.tag < 0;
+
+        // rows of sources, and with PRODUCTS those of targets, sixteen bytes at a time
+        constexpr int PIECES = sizeof(Row) * 32 / 16;
+#pragma unroll
+        for (int i = 0; i < BATCH; i += 32 / PIECES) {
+            int l = i + lane / PIECES, tag = __shfl_sync(ALL, mine.tag, l);
+            if (l < total && (PRODUCTS || tag >= 0)) {
+                const real* row = tag >= 0 ? rows + tag * stride : out + ~tag * stride;
+                unsigned slot = unsigned(__cvta_generic_to_shared(slots + l * 32)) + lane % PIECES * 16;
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(slot),
+                             "l"(reinterpret_cast<const char*>(row) + lane % PIECES * 16)
+                             : "memory");
+            }
+        }
+        asm volatile("cp.async.commit_group;");
+
+        // the extra scalar, while they are on their way
+        real scalar = !is_source ? real(0) : WEIGHTED ? scalars[mine.tag] : real(1), extra = real(0);
+#pragma unroll
+        for (int l = 0; l < POWERS; l++) {
+            real sum = scan(scalar * mine.weight[l], lane);
+            extra += mine.weight[l] * (real(state.extra[l]) + sum);
+            state.extra[l] += double(__shfl_sync(ALL, sum, 31));
+        }
+#if COMPACT
+        if (is_target && mine.few >= 0) {
+            extra = real(0);
+            for (int n = 0; n < mine.few; n++)
+                extra += side.value(mine.place, source_line.place(mine.first + n)) * (WEIGHTED ? scalars[source_line.index(mine.first + n)] : real(1));
+        }
+#endif
+
+        Numbers<real> base, local;
+        base.clear(), local.clear();
+        base.add(state);
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        __syncwarp();
+#pragma unroll 4
+        for (int l = 0; l < total; l++) {
+            Item item = items[l];
+            if (item.tag >= 0) {
+                local.add_row(item.weight, slots[l * 32 + lane], real(0));
+                continue;
+            }
+            real sum[VEC];
+#pragma unroll
+            for (int c = 0; c < VEC; c++) sum[c] = real(0);
+#if COMPACT
+            if (item.few >= 0) {
+                for (int n = 0; n < item.few; n++) {
+                    real weight = side.value(item.place, source_line.place(item.first + n));
+                    Row row = load_row(rows, stride, source_line.index(item.first + n), lane);
+#pragma unroll
+                    for (int c = 0; c < VEC; c++) sum[c] += weight * row.at[c];
+                }
+            } else
+#endif
+            {
+#pragma unroll
+                for (int k = 0; k < POWERS; k++) {
+#pragma unroll
+                    for (int c = 0; c < VEC; c++) sum[c] += item.weight[k] * (base.at[k][c] + local.at[k][c]);
+                }
+            }
+            if (PRODUCTS) {
+                Row other = slots[l * 32 + lane];
+                real product = real(0);
+#pragma unroll
+                for (int c = 0; c < VEC; c++) product += sum[c] * other.at[c];
+                // what the lanes have is summed below, all targets side by side
+                __syncwarp();
+                reinterpret_cast<real*>(slots + l * 32)[lane] = product;
+            } else {
+                add_to(out + ~item.tag * stride + lane * VEC, sum);
+            }
+        }
+        state.add_rows(local);
+        __syncwarp();
         if (PRODUCTS) {
-            index_t ahead = i + RING - 1;
-            int next = (ahead ^ i) < 32 ? targets.index : targets.next_index;
-            others.ask(ahead, __shfl_sync(ALL, next, int(ahead & 31)), lane);
-            Row other = others.take(i, lane);
-            real product = real(0);
-            for (int c = 0; c < VEC; c++) product += sum[c] * other.at[c];
-            product = sum_lanes(product);
-            // the extra scalar belongs to the first block of channels
-            if (blockIdx.y == 0) product += extra * out_extra[m];
-            if (int(i & 31) == lane) mine = product;
-            if ((i & 31) == 31 || i + 1 == end) {
-                index_t at = (i & ~index_t(31)) + lane;
-                if (at >= begin && at <= i) {
-                    real* place = products + (p * number + targets.index) * dims + d;
-#if ORDERED
-                    *place += mine;
-#else
-                    atomicAdd(place, mine);
-#endif
-                }
+            real sum = real(0);
+            const real* parts = reinterpret_cast<const real*>(slots + lane * 32);
+            // each lane starts elsewhere, so that they meet in no bank
+            if (is_target) {
+                for (int i = 0; i < 32; i++) sum += parts[(i + lane) % 32];
+                // the extra scalar belongs to the first block of channels
+                if (blockIdx.y == 0) sum += extra * out_extra[~mine.tag];
+                add_to(products + (p * number + ~mine.tag) * dims + d, sum);
             }
-        } else {
-            add_to(out + m * stride + lane * VEC, sum);
-            if (blockIdx.y == 0 && lane == 0) {
-#if ORDERED
-                out_extra[m] += extra;
-#else
-                atomicAdd(out_extra + m, extra);
-#endif
-            }
+        } else if (is_target && blockIdx.y == 0) {
+            add_to(out_extra + ~mine.tag, extra);
         }
-        if ((i & 31) == 31) targets.turn(i + 1, lane);
     }
 }
