@@ -12,7 +12,10 @@ from ...cuda.launch import Kernel
 from ...kernels import Terms
 from .lines import Points
 
-_SOURCE = Path(__file__).with_name("walk.cu")
+_WALK, _SORT, _ARRANGE = (Path(__file__).with_name(f"{name}.cu") for name in ("walk", "sort", "arrange"))
+_REALS = {torch.float32: "float", torch.float64: "double"}
+# keys of a thread of a block that sorts, at most: sixteen thousand in its shared memory
+_ITEMS = 16
 # as in walk.cu
 _BLOCK = 256
 # sorted targets that one warp walks: at most, and at least where there are few of them
@@ -28,12 +31,42 @@ def sort(points: Tensor) -> Tensor:
     problems, count, dims = points.shape
     order = torch.empty(problems, dims, count, dtype=torch.int32, device=points.device)
     together = max(1, _WORKSPACE // max(1, 16 * count * dims))
-    for first in range(0, problems, together):
-        some = slice(first, first + together)
-        # what is no finite number stands at zero, as in walk.cu; adding zero turns -0.0 into 0.0
-        lines = points[some].nan_to_num(0.0, 0.0, 0.0).add_(0.0).transpose(1, 2).contiguous()
-        order[some] = lines.sort(dim=-1).indices
+    with torch.cuda.device(points.device):
+        for first in range(0, problems, together):
+            some = slice(first, first + together)
+            lines = points[some].transpose(1, 2).contiguous()
+            if points.dtype == torch.float32:
+                _sort_lines(lines, order[some])
+            else:
+                # what is no finite number stands at zero, as in the kernels; adding zero turns -0.0 into 0.0
+                order[some] = lines.nan_to_num_(0.0, 0.0, 0.0).add_(0.0).sort(dim=-1, stable=True).indices
     return order
+
+
+def _sort_lines(lines: Tensor, order: Tensor) -> None:
+    """Write the argsort of every line of `lines (P, D, N)` to `order`; the lines are work space afterwards."""
+    count = lines.shape[2]
+    number = lines.numel() // max(count, 1)
+    if not lines.numel():
+        return
+    items = next(items for items in (1, 2, 4, 8, _ITEMS) if count <= 1024 * items or items == _ITEMS)
+    length = 1024 * items
+    runs = math.ceil(count / length)
+    defines = (("ITEMS", items),)
+    shared = length * 6 + 32 * 256 * 2 + (256 + 32) * 4
+    rounds = max(0, math.ceil(math.log2(runs)))
+    # sorted runs and merged ones take turns in two buffers, such that the last one is `order`
+    spare = torch.empty_like(order) if rounds else order
+    places = torch.empty_like(lines)
+    here, there = (order, spare) if rounds % 2 == 0 else (spare, order)
+    Kernel(_SORT, "sort_runs", defines)((number * runs,), 1024, lines, here, places, count, runs, shared=shared)
+    while length < count:
+        jobs = number * math.ceil(count / 8)
+        Kernel(_SORT, "merge_runs", defines)(
+            (math.ceil(jobs / 256),), 256, here, places, there, lines, number, count, length
+        )
+        here, there, places, lines = there, here, lines, places
+        length *= 2
 
 
 def scatter(
@@ -46,8 +79,7 @@ def scatter(
     rows = _padded(rows, width)
     out = torch.zeros(problems, number, rows.shape[2], dtype=rows.dtype, device=rows.device)
     out_extra = torch.zeros(problems, number, dtype=rows.dtype, device=rows.device)
-    for side in _sides(terms, mirrored):
-        _walk(side, sources, targets, rows, extra, bandwidth, out, out_extra, None)
+    _walk(_sides(terms, mirrored), sources, targets, rows, extra, bandwidth, out, out_extra, None)
     return out[..., :channels], out_extra
 
 
@@ -68,8 +100,7 @@ def dot(
     width = _width(rows.shape[2], rows.dtype)
     rows, other = _padded(rows, width), _padded(other, width)
     products = torch.zeros(problems, number, dims, dtype=rows.dtype, device=rows.device)
-    for side in _sides(terms, mirrored):
-        _walk(side, sources, targets, rows, extra, bandwidth, other, other_extra, products)
+    _walk(_sides(terms, mirrored), sources, targets, rows, extra, bandwidth, other, other_extra, products)
     return products.mul_(factors.to(products.dtype)[:, None, None])
 
 
@@ -107,7 +138,7 @@ def _halved(nodes: Tensor, below: Tensor, terms: Terms, mirrored: bool) -> _Side
 
 
 def _walk(
-    side: _Side,
+    sides: list[_Side],
     sources: Points,
     targets: Points,
     rows: Tensor,
@@ -117,62 +148,69 @@ def _walk(
     out_extra: Tensor,
     products: Tensor | None,
 ) -> None:
+    """Walk along all lines for all sides, as many heads at a time as the work space has room for."""
     problems, count, dims = sources.points.shape
     number, stride = targets.points.shape[1], rows.shape[2]
     width = _width(stride, rows.dtype)
     if not (problems and number and count and dims and stride):
         return
+    bandwidth, extra, out_extra = (part.contiguous() for part in (bandwidth, extra, out_extra))
     ordered = torch.are_deterministic_algorithms_enabled()
-    defines = _defines(side, rows.dtype, width, products is not None, ordered)
-    table = _table(side.numbers, rows.device)
-    warps, mirrored = dict(defines)["WARPS"], int(side.mirrored)
     blocks, parts = math.ceil(count / _BLOCK), stride // width
-    size = side.powers * (width + 1) * blocks * dims * parts
+    size = max(side.powers for side in sides) * (width + 1) * blocks * dims * parts
     together = min(problems, max(1, _WORKSPACE // (8 * size + rows.element_size() * (count + number) * dims)))
     moments = torch.empty(together * size, dtype=torch.float64, device=rows.device)
     with torch.cuda.device(rows.device):
         for first in range(0, problems, together):
             heads = min(together, problems - first)
             some = slice(first, first + heads)
-            order, target_order, row, weight, tau = (
-                part[some] for part in (sources.order, targets.order, rows, extra, bandwidth)
-            )
-            places, target_places = (
-                _arrange(*(part[some] for part in points), defines) for points in (sources, targets)
-            )
-            Kernel(_SOURCE, "summarise", defines)(
-                (math.ceil(heads * dims * blocks / warps), parts), 32 * warps, places, order, row, weight, table, tau,
-                moments, heads * dims, count, dims, stride, mirrored,
-            )  # fmt: skip
-            Kernel(_SOURCE, "accumulate", defines)(
-                (math.ceil(heads * dims / warps), parts), 32 * warps, places, order, table, tau, moments, heads * dims,
-                count, dims, mirrored,
-            )  # fmt: skip
-            length = _length(number, heads * dims * parts)
+            lines, length = heads * dims, _length(number, heads * dims * parts)
             segments = math.ceil(number / length)
-            # without atomics, dimension by dimension: a target then has one warp at a time
-            for start, some_dims in ((d, 1) for d in range(dims)) if ordered and products is None else ((0, dims),):
-                Kernel(_SOURCE, "walk", defines)(
-                    (math.ceil(heads * some_dims * segments / warps), parts), 32 * warps, places, order, target_places,
-                    target_order, row, weight, table, tau, moments, out[some], out_extra[some],
-                    None if products is None else products[some], heads, count, number, dims, stride, mirrored, length,
-                    start, some_dims,
+            row, weight, tau, into, into_extra = (part[some] for part in (rows, extra, bandwidth, out, out_extra))
+            into_products = None if products is None else products[some]
+            order, target_order = sources.order[some], targets.order[some]
+            places, target_places = (_arrange(part.points[some], part.order[some]) for part in (sources, targets))
+            for side in sides:
+                defines = _defines(side, rows.dtype, width, products is not None, ordered)
+                table, mirrored, warps = _table(side.numbers, rows.device), int(side.mirrored), dict(defines)["WARPS"]
+                Kernel(_WALK, "summarise", defines)(
+                    (math.ceil(lines * blocks / warps), parts), 32 * warps, places, order, row, weight, table, tau,
+                    moments, lines, count, dims, stride, mirrored,
                 )  # fmt: skip
+                Kernel(_WALK, "accumulate", defines)(
+                    (math.ceil(lines / warps), parts), 32 * warps, places, order, table, tau, moments, lines, count,
+                    dims, mirrored,
+                )  # fmt: skip
+                # without atomics, dimension by dimension: a target then has one warp at a time
+                for start, some_dims in ((d, 1) for d in range(dims)) if ordered and products is None else ((0, dims),):
+                    Kernel(_WALK, "walk", defines)(
+                        (math.ceil(heads * some_dims * segments / warps), parts), 32 * warps, places, order,
+                        target_places, target_order, row, weight, table, tau, moments, into, into_extra, into_products,
+                        heads, count, number, dims, stride, mirrored, length, start, some_dims,
+                    )  # fmt: skip
 
 
-def _arrange(points: Tensor, order: Tensor, defines: Defines) -> Tensor:
+def _arrange(points: Tensor, order: Tensor) -> Tensor:
+    """The coordinates of `points (P, N, D)` in the order `(P, D, N)`."""
     places = torch.empty(order.shape, dtype=points.dtype, device=points.device)
     _, dims, count = order.shape
     grid = (min(math.ceil(places.numel() / 256), 1 << 20),)
-    Kernel(_SOURCE, "arrange", defines)(grid, 256, points, order, places, places.numel(), count, dims)
+    Kernel(_ARRANGE, "arrange", (("REAL", _REALS[points.dtype]),))(
+        grid, 256, points, order, places, places.numel(), count, dims
+    )
     return places
 
 
 def _defines(side: _Side, dtype: torch.dtype, width: int, products: bool, ordered: bool) -> Defines:
-    # shared memory: a batch of rows for every warp
-    warps = 4 if width * dtype.itemsize <= 256 else 2
+    # shared memory: rows of thirty-two items for every warp, and the items of a batch
+    each = 32 * width * dtype.itemsize + 32 * (side.nodes + 1) * (side.powers + 5) * dtype.itemsize
+    warps = 4
+    while warps > 1 and warps * each > 48 << 10:
+        warps //= 2
+    if each > 48 << 10:
+        raise RuntimeError(f"the sorted backend has no room for {side.nodes} nodes on this device; use backend='tiled'")
     return (
-        ("REAL", "float" if dtype == torch.float32 else "double"),
+        ("REAL", _REALS[dtype]),
         ("VEC", width // 32),
         ("NODES", side.nodes),
         ("POWERS", side.powers),

@@ -1,12 +1,12 @@
 // The walker on the GPU: sums over sorted points of one side of a sided kernel, see walk.py for the mathematics.
 //
-// A line is one dimension of one head. `arrange` writes its coordinates in sorted order, `summarise` sums the moments
-// of blocks of sources, `accumulate` carries them along each line in double precision, and `walk` starts anywhere from
-// what they left: one warp takes a run of sorted targets, a lane a few channels of every row.
+// A line is one dimension of one head, its coordinates in sorted order. `summarise` sums the moments of blocks of sources,
+// `accumulate` carries them along each line in double precision, and `walk` starts anywhere from what they left: one warp
+// takes a run of sorted targets, a lane a few channels of every row.
 //
-// A walk goes by batches of thirty-two items, targets and the sources they have passed, in the order of the line. All
-// that is a number of its own (the order, weights, the extra scalar) is found by the lanes side by side, one item each;
-// only then do all of them go through the batch, row by row. Coordinates are only ever subtracted, and distances are
+// A walk goes by batches of at most thirty-two targets and, at every node, thirty-two sources, in the order of the line.
+// All that is a number of its own (the order, weights, the extra scalar) is found by the lanes side by side, one item
+// each; only then do all of them go through the batch, row by row. Coordinates are only ever subtracted, and distances are
 // taken from an origin close by, so an offset of the inputs costs nothing.
 //
 // Sources are those below the target. For those above, and for transposed sums, lines are mirrored: read from the
@@ -22,7 +22,9 @@ typedef REAL real;
 typedef long long index_t;
 
 constexpr unsigned ALL = 0xffffffffu;
-constexpr int BATCH = 32;
+// items of a batch, and those whose rows are in shared memory at a time
+constexpr int BATCH = 32 * (NODES + 1);
+constexpr int STAGE = 32;
 constexpr int WIDTH = 32 * VEC;
 // sources of a block of `summarise`
 constexpr int BLOCK = 256;
@@ -217,16 +219,6 @@ __device__ inline Row load_row(const real* rows, index_t stride, int index, int 
 
 // ---- what comes before the walk
 
-// Coordinates (heads, count, dims) in sorted order: places (heads, dims, count).
-extern "C" __global__ void arrange(const real* points, const int* order, real* places, index_t total, index_t count, index_t dims) {
-    for (index_t i = blockIdx.x * index_t(blockDim.x) + threadIdx.x; i < total; i += index_t(gridDim.x) * blockDim.x) {
-        index_t line = i / count;
-        real x = points[(line / dims * count + order[i]) * dims + line % dims];
-        // what is no finite number stands at zero, as in the sort
-        places[i] = x - x == real(0) ? x : real(0);
-    }
-}
-
 // Moments of every block of sources around the first source behind it: (channel blocks, lines, blocks, SIZE).
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
 summarise(const real* places, const int* order, const real* rows, const real* scalars, const double* table,
@@ -337,15 +329,14 @@ struct Item {
     // the index of a source, or the complement of a target's
     int tag;
     real weight[POWERS];
-#if COMPACT
-    // the sources in a target's window, if they are few: the first of them, and their number
-    int few;
-    index_t first;
-    real place;
-#endif
 };
 
-constexpr int NOTHING = int(0x80000000);
+// The window of a target of a compact kernel: its sources, if they are few (-1 if not), are summed one by one.
+struct Few {
+    index_t first;
+    int number;
+    real place;
+};
 
 __device__ inline void add_to(real* place, const real (&sum)[VEC]) {
 #if ORDERED
@@ -380,13 +371,14 @@ __device__ inline void add_to(real* place, real sum) {
 //
 // Without PRODUCTS the sums are added to `out (heads, targets, stride)` and `out_extra (heads, targets)`; with it they
 // are multiplied with those rows and scalars, and the inner products are added to `products (heads, targets, dims)`.
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void __launch_bounds__(32 * WARPS, NODES < 3 ? 6 : 4)
 walk(const real* source_places, const int* source_order, const real* target_places, const int* target_order,
      const real* rows, const real* scalars, const double* table, const double* taus, const double* sums, real* out,
      real* out_extra, real* products, index_t heads, index_t count, index_t number, index_t dims, index_t stride,
      index_t mirrored, index_t length, index_t first_dim, index_t some_dims) {
-    __shared__ alignas(16) Row all_slots[WARPS][BATCH * 32];
+    __shared__ alignas(16) Row all_slots[WARPS][STAGE * 32];
     __shared__ Item all_items[WARPS][BATCH];
+    __shared__ Few all_windows[COMPACT ? WARPS : 1][COMPACT ? BATCH : 1];
     index_t segments = (number + length - 1) / length;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     index_t job = blockIdx.x * index_t(WARPS) + warp;
@@ -394,6 +386,7 @@ walk(const real* source_places, const int* source_order, const real* target_plac
     index_t segment = job % segments, p = job / segments / some_dims, d = first_dim + job / segments % some_dims;
     Row* slots = all_slots[warp];
     Item* items = all_items[warp];
+    Few* windows = all_windows[COMPACT ? warp : 0];
     rows += p * count * stride + blockIdx.y * WIDTH;
     out += p * number * stride + blockIdx.y * WIDTH;
     out_extra += p * number;
@@ -414,13 +407,19 @@ walk(const real* source_places, const int* source_order, const real* target_plac
 
     auto absorb = [&](int j, index_t first, index_t last) {
         for (index_t n = first; n < last; n += 32) {
+            // behind the last source the weight is zero
+            bool there = n + lane < last;
+            int index = there ? source_line.index(n + lane) : 0;
+            real scalar = WEIGHTED && there ? scalars[index] : real(1), weight[POWERS];
+            side.weights(j, there ? origin - source_line.place(n + lane) - side.node[j] : real(0), weight);
             Numbers<real> some;
             some.clear();
-            for (index_t i = n; i < min(n + 32, last); i++) {
-                int index = source_line.index(i);
-                real weight[POWERS];
-                side.weights(j, origin - source_line.place(i) - side.node[j], weight);
-                some.add_row(weight, load_row(rows, stride, index, lane), WEIGHTED ? scalars[index] : real(1));
+#pragma unroll 8
+            for (int i = 0; i < 32; i++) {
+                real each[POWERS];
+#pragma unroll
+                for (int l = 0; l < POWERS; l++) each[l] = __shfl_sync(ALL, there ? weight[l] : real(0), i);
+                some.add_row(each, load_row(rows, stride, __shfl_sync(ALL, index, i), lane), __shfl_sync(ALL, scalar, i));
             }
             state.add(some);
         }
@@ -479,66 +478,70 @@ walk(const real* source_places, const int* source_order, const real* target_plac
             t[j] = i < count ? source_line.place(i) : infinity();
             source[j] = i < count ? source_line.index(i) : 0;
         }
-        // the place of every target in the batch: those before it, and the sources it has passed
-        int place = lane;
+        // how many sources a target has passed; one that may have passed more than there are here waits
+        bool in = wanted && s - origin <= span;
+        int place = lane, filled = NODES;
 #pragma unroll
         for (int j = 0; j < NODES; j++) {
             rank[j] = count_before(t[j], [&](real t) { return side.passed(j, s, t); });
             place += rank[j];
+            bool more = rank[j] == 32 && passed[j] + 32 < count;
+            in = in && !more;
+            // the first node at which the first target waits
+            if (filled == NODES && __shfl_sync(ALL, more, 0)) filled = j;
         }
+        // those before the first that waits
+        unsigned waiting = ~__ballot_sync(ALL, in);
+        int taken = waiting ? __ffs(waiting) - 1 : 32, total = taken;
         __syncwarp();
-        items[lane].tag = NOTHING;
-        __syncwarp();
-        bool in = wanted && place < BATCH && s - origin <= span;
-        if (in) {
-            Item& item = items[place];
-            item.tag = ~target;
+        if (lane < taken) {
+            items[place].tag = ~target;
             real y = s - origin, factor = RATE ? exponential(-side.rate * y) : real(1);
 #pragma unroll
-            for (int l = 0; l < POWERS; l++, factor *= y) item.weight[l] = factor;
-#if COMPACT
+            for (int l = 0; l < POWERS; l++, factor *= y) items[place].weight[l] = factor;
             index_t low = passed[NODES - 1] + rank[NODES - 1], high = passed[0] + rank[0];
-            item.few = high - low <= FEW ? int(high - low) : -1;
-            item.first = low;
-            item.place = s;
-#endif
+            if (COMPACT) windows[place] = {low, high - low <= FEW ? int(high - low) : -1, s};
         }
-        // the place of every source: before the first target that has passed it
-        int where[NODES], there = int(min(end - at, index_t(32)));
+        // a source comes before the first target that has passed it, behind the targets before
+        int before[NODES];
 #pragma unroll
         for (int j = 0; j < NODES; j++) {
-            int before = count_before(s, [&](real s) { return !side.passed(j, s, t[j]); });
-            where[j] = before + lane;
+            before[j] = count_before(s, [&](real s) { return !side.passed(j, s, t[j]); });
+        }
+#pragma unroll
+        for (int j = 0; j < NODES; j++) {
+            int where = before[j] + lane;
 #pragma unroll
             for (int k = 0; k < NODES; k++) {
-                int earlier = __shfl_sync(ALL, rank[k], max(before - 1, 0)), later = __shfl_sync(ALL, rank[k], min(before, 31));
-                if (before == 0) earlier = 0;
-                if (k != j) where[j] += earlier;
-                if (k < j) where[j] += later - earlier;
+                if (k == j) continue;
+                // of the sources at other nodes: those of earlier targets, and of the same one those at earlier nodes
+                int last = k < j ? before[j] : before[j] - 1, others = __shfl_sync(ALL, rank[k], max(min(last, 31), 0));
+                where += last < 0 ? 0 : others;
             }
-            real z = origin - t[j] - side.node[j];
-            // what no target of this run has passed is left to others
-            if (before >= there || z < -span) where[j] = BATCH;
-            if (where[j] < BATCH) {
-                items[where[j]].tag = source[j];
-                side.weights(j, z, items[where[j]].weight);
+            // without any target, sources are taken up to the node that makes the first one wait
+            bool here = before[j] < taken || (taken == 0 && before[j] == 0 && j <= filled);
+            if (here) {
+                items[where].tag = source[j];
+                side.weights(j, origin - t[j] - side.node[j], items[where].weight);
             }
+            int number = __popc(__ballot_sync(ALL, here));
+            passed[j] += number;
+            total += number;
         }
+        at += taken;
         __syncwarp();
-        Item mine = items[lane];
-        unsigned filled = __ballot_sync(ALL, mine.tag != NOTHING);
-        int total = filled == ALL ? BATCH : __ffs(~filled) - 1;
-        at += __popc(__ballot_sync(ALL, in && place < total));
-#pragma unroll
-        for (int j = 0; j < NODES; j++) passed[j] += __popc(__ballot_sync(ALL, where[j] < total));
-        bool is_source = lane < total && mine.tag >= 0, is_target = lane < total && mine.tag < 0;
+
+        for (int first = 0; first < total; first += STAGE) {
+        Item mine = items[first + lane];
+        bool is_source = first + lane < total && mine.tag >= 0, is_target = first + lane < total && mine.tag < 0;
+        int staged = min(total - first, STAGE);
 
         // rows of sources, and with PRODUCTS those of targets, sixteen bytes at a time
         constexpr int PIECES = sizeof(Row) * 32 / 16;
 #pragma unroll
-        for (int i = 0; i < BATCH; i += 32 / PIECES) {
+        for (int i = 0; i < STAGE; i += 32 / PIECES) {
             int l = i + lane / PIECES, tag = __shfl_sync(ALL, mine.tag, l);
-            if (l < total && (PRODUCTS || tag >= 0)) {
+            if (l < staged && (PRODUCTS || tag >= 0)) {
                 const real* row = tag >= 0 ? rows + tag * stride : out + ~tag * stride;
                 unsigned slot = unsigned(__cvta_generic_to_shared(slots + l * 32)) + lane % PIECES * 16;
                 asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(slot),
@@ -556,13 +559,13 @@ walk(const real* source_places, const int* source_order, const real* target_plac
             extra += mine.weight[l] * (real(state.extra[l]) + sum);
             state.extra[l] += double(__shfl_sync(ALL, sum, 31));
         }
-#if COMPACT
-        if (is_target && mine.few >= 0) {
-            extra = real(0);
-            for (int n = 0; n < mine.few; n++)
-                extra += side.value(mine.place, source_line.place(mine.first + n)) * (WEIGHTED ? scalars[source_line.index(mine.first + n)] : real(1));
+        if (COMPACT && is_target) {
+            Few window = windows[first + lane];
+            if (window.number >= 0) extra = real(0);
+            for (index_t n = window.first; n < window.first + window.number; n++) {
+                extra += side.value(window.place, source_line.place(n)) * (WEIGHTED ? scalars[source_line.index(n)] : real(1));
+            }
         }
-#endif
 
         Numbers<real> base, local;
         base.clear(), local.clear();
@@ -570,8 +573,8 @@ walk(const real* source_places, const int* source_order, const real* target_plac
         asm volatile("cp.async.wait_all;" ::: "memory");
         __syncwarp();
 #pragma unroll 4
-        for (int l = 0; l < total; l++) {
-            Item item = items[l];
+        for (int l = 0; l < staged; l++) {
+            Item item = items[first + l];
             if (item.tag >= 0) {
                 local.add_row(item.weight, slots[l * 32 + lane], real(0));
                 continue;
@@ -579,17 +582,15 @@ walk(const real* source_places, const int* source_order, const real* target_plac
             real sum[VEC];
 #pragma unroll
             for (int c = 0; c < VEC; c++) sum[c] = real(0);
-#if COMPACT
-            if (item.few >= 0) {
-                for (int n = 0; n < item.few; n++) {
-                    real weight = side.value(item.place, source_line.place(item.first + n));
-                    Row row = load_row(rows, stride, source_line.index(item.first + n), lane);
+            Few window = COMPACT ? windows[first + l] : Few{0, -1, real(0)};
+            if (window.number >= 0) {
+                for (index_t n = window.first; n < window.first + window.number; n++) {
+                    real weight = side.value(window.place, source_line.place(n));
+                    Row row = load_row(rows, stride, source_line.index(n), lane);
 #pragma unroll
                     for (int c = 0; c < VEC; c++) sum[c] += weight * row.at[c];
                 }
-            } else
-#endif
-            {
+            } else {
 #pragma unroll
                 for (int k = 0; k < POWERS; k++) {
 #pragma unroll
@@ -622,6 +623,8 @@ walk(const real* source_places, const int* source_order, const real* target_plac
             }
         } else if (is_target && blockIdx.y == 0) {
             add_to(out_extra + ~mine.tag, extra);
+        }
+        __syncwarp();
         }
     }
 }
