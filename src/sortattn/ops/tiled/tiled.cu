@@ -112,6 +112,7 @@ struct Numbers {
 struct Pieces {
     int at = 0, past = 0;
     Pieces(T u, const Numbers& numbers) {
+#pragma unroll 1
         for (int j = 0; j < numbers.count; ++j) {
             at += numbers.table[j] < u;
             past += numbers.table[j] <= u;
@@ -144,6 +145,7 @@ inline T term(T difference, const Numbers& numbers) {
     }
     if constexpr (KIND == POLYNOMIAL_EXPONENTIAL) {
         T x = distance(difference, numbers), value = 0;
+#pragma unroll 1
         for (int i = numbers.count - 1; i >= 0; --i) value = value * x + numbers.table[i];
         return value * exp(-x);
     }
@@ -171,6 +173,7 @@ inline T slope(T difference, const Numbers& numbers) {
     }
     if constexpr (KIND == POLYNOMIAL_EXPONENTIAL) {
         T x = distance(difference, numbers), value = 0, derivative = 0;
+#pragma unroll 1
         for (int i = numbers.count - 1; i >= 0; --i) {
             derivative = derivative * x + value;
             value = value * x + numbers.table[i];
@@ -283,8 +286,11 @@ inline T difference(T own, T other) {
 template <bool KEYS, int N>
 inline void combine_terms(Shared& shared, int count, const Numbers& numbers, T (&sums)[TM][TN]) {
     combine<N>(shared.scores, shared.second, count, sums, [&](T& sum, const Vector<N>& own, const Vector<N>& other, int, int) {
+        // a few terms first: fewer additions to a number that is larger than they are
+        T fresh = term(difference<KEYS>(own.x[0], other.x[0]), numbers);
 #pragma unroll
-        for (int e = 0; e < N; ++e) sum += term(difference<KEYS>(own.x[e], other.x[e]), numbers);
+        for (int e = 1; e < N; ++e) fresh += term(difference<KEYS>(own.x[e], other.x[e]), numbers);
+        sum += fresh;
     });
 }
 
@@ -308,8 +314,8 @@ inline void distances(Shared& shared, const Rows& own, const Rows& other, int ow
             far |= load_factors<OTHER>(shared.second, other, other_first, d, origin, -numbers.rate);
             if (!__syncthreads_or(far)) {
                 combine<4>(shared.scores, shared.second, 2 * count, sums, [](T& sum, const Vector<4>& own, const Vector<4>& other, int, int) {
-                    sum += least(own.x[0] * other.x[0], own.x[1] * other.x[1]);
-                    sum += least(own.x[2] * other.x[2], own.x[3] * other.x[3]);
+                    sum += least(own.x[0] * other.x[0], own.x[1] * other.x[1]) +
+                           least(own.x[2] * other.x[2], own.x[3] * other.x[3]);
                 });
                 continue;
             }
@@ -353,7 +359,7 @@ inline void spread(const Shared& shared, T (&fresh)[TM][4], Op op) {
     Place place;
     for (int i = 0; i < TM; ++i)
         for (int c = 0; c < 4; ++c) fresh[i][c] = 0;
-#pragma unroll 4
+#pragma unroll(TABLE ? 1 : 4)
     for (int n = 0; n < OTHER; ++n) {
         auto score = *reinterpret_cast<const Vector<TM>*>(shared.scores + n * ACROSS_STRIDE + place.down * TM);
         auto row = *reinterpret_cast<const Vector<4>*>(shared.second + n * STRIDE + place.across * 4);
@@ -771,6 +777,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_table(INPUTS, dou
                     T difference = own.x[0] - other.x[0];
                     if constexpr (KIND == POLYNOMIAL_EXPONENTIAL) {
                         T x = distance(difference, numbers), power = exp(-x);
+#pragma unroll 1
                         for (int i = 0; i < piece; ++i) power *= x;
                         fresh[0] += score * power;
                     } else {
