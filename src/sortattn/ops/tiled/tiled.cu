@@ -27,6 +27,8 @@ constexpr int STEP = TABLE ? 1 : 4;
 constexpr bool FACTORS = KIND == ADD_LAPLACE && SINGLE;
 // beyond 2^28 on either side a factor has lost digits of its point
 constexpr float REACH = 28.0f;
+// of numbers below, tensor cores do not see the small parts: then all are multiplied
+constexpr float TINY = 0x1p-80f, LIFT = 0x1p80f;
 constexpr int NOWHERE = 0x7fffffff;
 
 template <int N>
@@ -215,15 +217,18 @@ struct Rows {
     }
 };
 
-// `COUNT` rows from `first` on, 64 columns from `column` on, into a tile
+// `COUNT` rows from `first` on, 64 columns from `column` on, into a tile; returns whether one of these is not tiny
 template <int COUNT>
-inline void load(T* tile, const Rows& rows, int first, int column, T scale = 1, T fill = 0, T* norms = nullptr) {
+inline bool load(T* tile, const Rows& rows, int first, int column, T scale = 1, T fill = 0, T* norms = nullptr) {
+    bool ordinary = false;
 #pragma unroll 4
     for (int i = threadIdx.x; i < COUNT * WIDTH / 4; i += THREADS) {
         int row = i / (WIDTH / 4), at = i % (WIDTH / 4) * 4;
         Vector<4> found = rows.get<4>(first + row, column + at, fill);
-        if constexpr (KIND == ADD_BUMP)
-            for (int e = 0; e < 4; ++e) found.x[e] *= scale;
+        for (int e = 0; e < 4; ++e) {
+            if constexpr (KIND == ADD_BUMP) found.x[e] *= scale;
+            ordinary |= fabs(found.x[e]) > T(TINY);
+        }
         *reinterpret_cast<Vector<4>*>(tile + row * STRIDE + at) = found;
         if constexpr (!STATIONARY) {
             if (norms) {
@@ -235,6 +240,7 @@ inline void load(T* tile, const Rows& rows, int first, int column, T scale = 1, 
             }
         }
     }
+    return ordinary;
 }
 
 // the same as factors of e^(own - other), of 32 dimensions; returns whether one is out of reach
@@ -370,8 +376,79 @@ inline void spread(const Shared& shared, T (&fresh)[TM][4], Op op) {
     }
 }
 
-inline void spread_rows(const Shared& shared, T (&fresh)[TM][4]) {
+// Where a thread's TM x 4 numbers lie in a tile of OWN rows x 64 columns: in a rectangle, or as tensor cores hold them.
+template <bool TENSOR>
+struct Held {
+    static int row(int i, int c) {
+        int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        return TENSOR ? warp % 2 * 32 + i / 4 * 16 + c / 2 * 8 + lane / 4 : Place().down * TM + i;
+    }
+    static int column(int i, int c) {
+        int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        return TENSOR ? warp / 2 * 32 + i % 4 * 8 + lane % 4 * 2 + c % 2 : Place().across * 4 + c;
+    }
+};
+
+// a 16 x 8 tile += 16 x 8 times 8 x 8, of numbers with 11 digits
+inline void multiply(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// x as a number with 11 digits, rounded, and the rest of it
+inline void split(float x, unsigned& large, unsigned& small) {
+    large = (__float_as_uint(x) + 0x1000) & 0xffffe000;
+    small = __float_as_uint(x - __uint_as_float(large));
+}
+
+// running += scores times rows, on tensor cores. Three products of halves lose no more digits than float32 does. As the
+// cores truncate their sums, these are short, and those of the small parts apart.
+inline void add_rows(const Shared& shared, float (&running)[8][4], bool ordinary) {
+    float lift = ordinary ? 1.0f : LIFT, drop = 1 / lift;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    // any order of the other rows is right: this one meets every bank once
+    const T* scores = shared.scores + lane % 4 * 2 * ACROSS_STRIDE + warp % 2 * 32 + lane / 4;
+    const T* rows = shared.second + lane % 4 * 2 * STRIDE + warp / 2 * 32 + lane / 4;
+#pragma unroll 1
+    for (int start = 0; start < OTHER; start += OTHER / 2) {
+        float large[8][4] = {}, small[8][4] = {};
+#pragma unroll 1
+        for (int n = start; n < start + OTHER / 2; n += 8) {
+            unsigned a[2][2][4], b[4][2][2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    T score = scores[(n + e / 2) * ACROSS_STRIDE + i * 16 + e % 2 * 8];
+                    split(score, a[i][0][e], a[i][1][e]);
+                }
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) split(rows[(n + e) * STRIDE + j * 8] * lift, b[j][0][e], b[j][1][e]);
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    multiply(large[i * 4 + j], a[i][0], b[j][0]);
+                    multiply(small[i * 4 + j], a[i][0], b[j][1]);
+                    multiply(small[i * 4 + j], a[i][1], b[j][0]);
+                }
+        }
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+#pragma unroll
+            for (int c = 0; c < 4; ++c) running[i][c] += (large[i][c] + small[i][c]) * drop;
+    }
+}
+
+inline void add_rows(const Shared& shared, double (&running)[TM][4], bool) {
+    T fresh[TM][4];
     spread(shared, fresh, [](T& sum, T score, T value, int, int) { sum += score * value; });
+    for (int i = 0; i < TM; ++i)
+        for (int c = 0; c < 4; ++c) running[i][c] += fresh[i][c];
 }
 
 // reduce over the threads that share rows, then over the two halves of the tile; read `halves` after a barrier
@@ -389,16 +466,17 @@ inline void meet_sum(Shared& shared, T (&part)[TM]) {
     meet(shared, part, [](T a, T b) { return a + b; });
 }
 
-// TM rows x 4 columns of every chunk
+// what a thread holds of every chunk
+template <bool TENSOR>
 inline void put(T* matrix, int first, int count, int width, const T (&sums)[CHUNKS][TM][4]) {
-    Place place;
+    using Here = Held<TENSOR>;
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; ++chunk)
 #pragma unroll
         for (int i = 0; i < TM; ++i)
 #pragma unroll
             for (int c = 0; c < 4; ++c) {
-                int row = first + place.down * TM + i, column = chunk * WIDTH + place.across * 4 + c;
+                int row = first + Here::row(i, c), column = chunk * WIDTH + Here::column(i, c);
                 if (row < count && column < width) matrix[(long long)row * width + column] = sums[chunk][i][c];
             }
 }
@@ -511,20 +589,15 @@ forward(const T* query, const T* key, const T* value, const T* weight, const T* 
 #pragma unroll 1
         for (int chunk = 0; chunk < CHUNKS && chunk * WIDTH < channels; ++chunk) {
             if (chunk) __syncthreads();
-            load<OTHER>(shared.second, values, first, chunk * WIDTH);
-            __syncthreads();
-            T fresh[TM][4];
-            spread_rows(shared, fresh);
-#pragma unroll
-            for (int i = 0; i < TM; ++i) {
-                T change = KIND == LAPLACE ? shared.change[place.down * TM + i] : T(1);
-#pragma unroll
-                for (int c = 0; c < 4; ++c) running[chunk][i][c] = running[chunk][i][c] * change + fresh[i][c];
-            }
+            bool ordinary = __syncthreads_or(load<OTHER>(shared.second, values, first, chunk * WIDTH));
+            if constexpr (KIND == LAPLACE)
+                for (int i = 0; i < TM; ++i)
+                    for (int c = 0; c < 4; ++c) running[chunk][i][c] *= shared.change[Held<SINGLE>::row(i, c)];
+            add_rows(shared, running[chunk], ordinary);
         }
     }
 
-    put(sums + p * rows * channels, spot.first, rows, channels, running);
+    put<SINGLE>(sums + p * rows * channels, spot.first, rows, channels, running);
     // `halves` may still be read by the last tile
     __syncthreads();
     meet_sum(shared, totals);
@@ -642,14 +715,8 @@ inline void backward(const Inputs& in, T* grad_points, T* grad_values, double* m
 #pragma unroll 1
                 for (int chunk = 0; chunk < CHUNKS && chunk * WIDTH < in.channels; ++chunk) {
                     if (chunk) __syncthreads();
-                    load<OTHER>(shared.second, grads, first, chunk * WIDTH);
-                    __syncthreads();
-                    T fresh[TM][4];
-                    spread_rows(shared, fresh);
-#pragma unroll
-                    for (int i = 0; i < TM; ++i)
-#pragma unroll
-                        for (int c = 0; c < 4; ++c) running_values[chunk][i][c] += fresh[i][c];
+                    bool ordinary = __syncthreads_or(load<OTHER>(shared.second, grads, first, chunk * WIDTH));
+                    add_rows(shared, running_values[chunk], ordinary);
                 }
                 __syncthreads();
             }
@@ -713,8 +780,8 @@ inline void backward(const Inputs& in, T* grad_points, T* grad_values, double* m
                 if (inside) moments += double(point.x[c] - origin) * double(gradient);
             }
         }
-    put(grad_points + p * own_rows * in.dims, spot.first, own_rows, in.dims, running);
-    if constexpr (KEYS) put(grad_values + p * own_rows * in.channels, spot.first, own_rows, in.channels, running_values);
+    put<false>(grad_points + p * own_rows * in.dims, spot.first, own_rows, in.dims, running);
+    if constexpr (KEYS) put<SINGLE>(grad_values + p * own_rows * in.channels, spot.first, own_rows, in.channels, running_values);
     __syncthreads();
     moments = block_sum(moments);
     if (threadIdx.x == 0) moment[blockIdx.x] = moments;
