@@ -312,25 +312,12 @@ class Spline(SidedKernel):
     def _vanishes_outside(self) -> bool:
         if any(part.requires_grad for part in (self.slopes, self.jumps, self.offset)):
             return False
-        ends = (self.offset, self.slopes[0], self.slopes[-1], self._knots()[1][-1])
-        return all(bool(number == 0) for number in ends)
-
-    def _knots(self) -> tuple[Tensor, Tensor]:
-        """The values of `f` just left and just right of every node, shapes `(J,)`, in float64 on the CPU."""
-        nodes, slopes, jumps, offset = (
-            part.to("cpu", torch.float64) for part in (self.nodes, self.slopes, self.jumps, self.offset)
-        )
-        rises = torch.cat([torch.zeros(1, dtype=torch.float64), slopes[1:-1] * nodes.diff()])
-        left = offset + rises.cumsum(0) + jumps.cumsum(0) - jumps
-        return left, left + jumps
+        _, _, values, slopes = self.pieces(self._numbers())
+        return all(bool(number == 0) for number in (values[0], slopes[0], slopes[-1], values[-1]))
 
     def univariate(self, difference):
-        left, right = self._knots()
-        nodes = self.nodes.to(difference)
-        slopes = self.slopes.to(difference)
-        # piece i lies right of node i - 1 and is anchored there, the leftmost at the first node
-        anchors = torch.cat([nodes[:1], nodes])
-        values = torch.cat([left[:1], right]).to(difference)
+        pieces = self.pieces(self._numbers())
+        nodes, anchors, values, slopes = (part.to(difference) for part in pieces)
 
         def piece(index):
             return values[index] + slopes[index] * (difference - anchors[index])
@@ -354,15 +341,43 @@ class Spline(SidedKernel):
         return constant + slope * (query - origin).sum(-1) / scale, -slope * (key - origin).sum(-1) / scale
 
     def parameters(self):
+        return self._numbers()
+
+    def _numbers(self) -> Tensor:
         parts = (self.nodes, self.slopes, self.jumps, self.offset[None])
         return torch.cat([part.to("cpu", torch.float64) for part in parts])
 
     @classmethod
     def from_parameters(cls, parameters: Tensor) -> "Spline":
         """The kernel whose `parameters()` these are."""
-        count = (len(parameters) - 2) // 3
-        nodes, slopes, jumps, offset = parameters.split([count, count + 1, count, 1])
+        nodes, slopes, jumps, offset = cls._split(parameters)
         return cls(nodes, slopes, jumps=jumps, offset=offset[0])
+
+    @staticmethod
+    def _split(parameters: Tensor) -> tuple[Tensor, ...]:
+        count = (len(parameters) - 2) // 3
+        return parameters.split([count, count + 1, count, 1])
+
+    @classmethod
+    def pieces(cls, parameters: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of the kernel with these `parameters()`: the J nodes, and anchor, value there and slope of the J + 1 pieces.
+
+        Piece i lies right of node i - 1 and is anchored there, the leftmost at the first node.
+        """
+        nodes, slopes, jumps, offset = cls._split(parameters)
+        rises = torch.cat([jumps[:1], slopes[1:-1] * nodes.diff() + jumps[1:]])
+        # not `cumsum`, which is not deterministic on CUDA devices
+        climbed = (torch.ones(len(rises), len(rises), dtype=rises.dtype, device=rises.device).tril() * rises).sum(1)
+        return nodes, torch.cat([nodes[:1], nodes]), torch.cat([offset, offset + climbed]), slopes
+
+    @classmethod
+    def piece_gradients(cls, parameters: Tensor, values: Tensor, slopes: Tensor) -> Tensor:
+        """The gradient by `parameters` from those by the values and slopes of the `pieces`; nodes have none."""
+        nodes, *_ = cls._split(parameters)
+        count = len(nodes)
+        later = (torch.ones(count, count, dtype=values.dtype, device=values.device).triu() * values[1:]).sum(1)
+        lift = torch.nn.functional.pad(later[1:] * nodes.diff().to(later), (1, 1))
+        return torch.cat([torch.zeros_like(later), slopes + lift, later, values.sum()[None]])
 
 
 class AddBump(Spline):

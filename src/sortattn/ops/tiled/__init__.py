@@ -1,24 +1,18 @@
 """Exact and quadratic, but never an M x N matrix: blocks of queries against blocks of keys, forward and backward.
 
 `softmax` and `gauss` are SDPA where it can serve them, `gauss` with one more dimension: `q' = [q, 1]`,
-`k' = [k, -|k|^2 / 2]`, as the query's norm cancels. All else goes block by block through the dense formula of the
-kernel; the backward pass makes each block again and differentiates it.
+`k' = [k, -|k|^2 / 2]`, as the query's norm cancels. All else is summed on CUDA devices by a kernel of our own, where
+there is one, and else block by block through the dense formula.
 """
-
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from .. import threads
-from ..kernels import ExponentialKernel, Gauss, Kernel, Softmax, rebuild
-from ..normalise import normalise, poisoned
-from ..validation import Problem
-from .batching import fold, unfold
-
-# numbers in the largest intermediate of a block, per dimension that autograd keeps of it in the backward pass
-_BLOCK = 1 << 22
-_LENGTH = 256
+from ...kernels import ExponentialKernel, Gauss, Kernel, Softmax
+from ...normalise import normalise, poisoned
+from ...validation import Problem
+from ..batching import fold, unfold
+from . import blocks, cuda
 
 
 def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
@@ -69,6 +63,8 @@ def _sums(problem: Problem, kernel: Kernel, shifted: bool) -> tuple[Tensor, Tens
     if parameters is None:
         # not `query.new_empty`, which under vmap would have the mapped dimension
         parameters = torch.empty(0, dtype=query.dtype, device=query.device)
+    # here and not in the operator: a gradient goes back to where the parameters are only if somebody asks for it
+    parameters = parameters.to(query.device)
     sums, total, _ = tiled_sum(
         query, key, value, weight, bandwidth, parameters, kernel.name, problem.causal, problem.group, shifted
     )
@@ -93,30 +89,8 @@ def tiled_sum(
     With `shifted`, for kernels with a logarithm, the shift is the largest of each row's, so that nothing overflows and
     no row vanishes; otherwise it is zero.
     """
-    query, key, value, weight = (part.detach() for part in (query, key, value, weight))
-    chosen = rebuild(kernel, parameters.detach() if parameters.numel() else None)
-    sums = torch.zeros(*query.shape[:2], value.shape[2], dtype=value.dtype, device=value.device)
-    total = torch.zeros(query.shape[:2], dtype=value.dtype, device=value.device)
-    shift = torch.full_like(total, -torch.inf if shifted else 0.0)
-    for problems, rows, columns in _blocks(query, key, causal, group):
-        seen = _seen(weight[problems, columns], rows, columns, query, key, causal, group)
-        if shifted:
-            scores = chosen.log_gram(query[problems, rows], key[problems, columns], bandwidth[problems])
-            scores = torch.where(seen, scores, -torch.inf)
-            before = shift[problems, rows]
-            after = torch.maximum(before, scores.amax(-1))
-            # a row that has seen nothing yet has no scale to change
-            change = torch.where(before == -torch.inf, 0.0, (before - after).exp())
-            sums[problems, rows] *= change[..., None]
-            total[problems, rows] *= change
-            shift[problems, rows] = after
-            block = (scores - torch.where(after == -torch.inf, 0.0, after)[..., None]).exp()
-        else:
-            block = chosen.gram(query[problems, rows], key[problems, columns], bandwidth[problems])
-            block = torch.where(seen, block, 0.0)
-        sums[problems, rows] += block @ value[problems, columns]
-        total[problems, rows] += block.sum(-1)
-    return sums, total, torch.where(shift == -torch.inf, 0.0, shift)
+    way = cuda if cuda.serves(query, value, kernel) else blocks
+    return way.forward(query, key, value, weight, bandwidth, parameters, kernel, causal, group, shifted)
 
 
 @tiled_sum.register_fake
@@ -142,30 +116,10 @@ def tiled_sum_backward(
     shifted: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key, value, bandwidth and parameters."""
-    inputs = tuple(part.detach() for part in (query, key, value, bandwidth, parameters))
-    gradients = tuple(torch.zeros_like(part, memory_format=torch.contiguous_format) for part in inputs)
-
-    def accumulate() -> None:
-        for problems, rows, columns in _blocks(query, key, causal, group):
-            places = ((problems, rows), (problems, columns), (problems, columns), (problems,), (slice(None),))
-            leaves = [part[place].detach().requires_grad_() for part, place in zip(inputs, places, strict=True)]
-            seen = _seen(weight[problems, columns], rows, columns, query, key, causal, group)
-            queries, keys, values, taus, numbers = leaves
-            chosen = rebuild(kernel, numbers if numbers.numel() else None)
-            if shifted:
-                scores = chosen.log_gram(queries, keys, taus) - shift[problems, rows][..., None]
-                block = torch.where(seen, scores, -torch.inf).exp()
-            else:
-                block = torch.where(seen, chosen.gram(queries, keys, taus), 0.0)
-            outputs = (block @ values, block.sum(-1))
-            grads = (grad[problems, rows], grad_total[problems, rows])
-            parts = torch.autograd.grad(outputs, leaves, grads, allow_unused=True)
-            for gradient, place, part in zip(gradients, places, parts, strict=True):
-                if part is not None:
-                    gradient[place] += part
-
-    threads.apart(accumulate)
-    return gradients
+    way = cuda if cuda.serves(query, value, kernel) else blocks
+    return way.backward(
+        grad, grad_total, query, key, value, weight, bandwidth, parameters, shift, kernel, causal, group, shifted
+    )
 
 
 @tiled_sum_backward.register_fake
@@ -173,33 +127,6 @@ def _(
     grad, grad_total, query, key, value, weight, bandwidth, parameters, shift, kernel, causal, group, shifted
 ):  # fmt: skip
     return tuple(part.new_empty(part.shape) for part in (query, key, value, bandwidth, parameters))
-
-
-def _blocks(query: Tensor, key: Tensor, causal: bool, group: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Slices of problems, queries and keys that together make up all pairs that may see each other."""
-    problems, rows, dims = query.shape
-    length = min(_LENGTH, max(rows, 1)), min(_LENGTH, max(key.shape[1], 1))
-    together = max(1, _BLOCK // (length[0] * length[1] * dims))
-    each = rows // group
-    for p in range(0, problems, together):
-        for m in range(0, rows, length[0]):
-            reach = key.shape[1]
-            if causal and m // each == (min(m + length[0], rows) - 1) // each:
-                # all rows of the block belong to one head: keys beyond its last query are not seen
-                reach = max(0, (min(m + length[0], rows) - 1) % each + 1 + key.shape[1] - each)
-            for n in range(0, reach, length[1]):
-                yield slice(p, p + together), slice(m, m + length[0]), slice(n, n + length[1])
-
-
-def _seen(weight: Tensor, rows: slice, columns: slice, query: Tensor, key: Tensor, causal: bool, group: int) -> Tensor:
-    """True where a query of the block sees a key, broadcastable to the block."""
-    seen = (weight != 0)[:, None, :]
-    if not causal:
-        return seen
-    each = query.shape[1] // group
-    position = torch.arange(rows.start, min(rows.stop, query.shape[1]), device=query.device) % each
-    index = torch.arange(columns.start, min(columns.stop, key.shape[1]), device=query.device)
-    return seen & (index <= (position + key.shape[1] - each)[:, None])
 
 
 def _setup(ctx, inputs, output):

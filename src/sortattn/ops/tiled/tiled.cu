@@ -1,0 +1,875 @@
+// Sums over all pairs of a query and a key, tile by tile; nothing of size M x N leaves the chip.
+//
+// A block has OWN rows of its own, queries or keys, and walks over all rows of the other kind, OTHER at a time. A thread
+// holds TM x TN numbers of such a tile in registers: distances, or products of gradients and values. They then go
+// through shared memory into a second product, where a thread holds TM rows x 4 columns: of values forward, of points
+// backward. What a tile adds is summed afresh and then added to the running sum, so that errors grow with the number
+// of tiles. There are no atomics: the same call has the same bits.
+//
+// Set by cuda.py: NUMBER (float or double), KERNEL (a name of Kind), OWN, CHUNKS (blocks of 64 columns, one or at most four:
+// then the running sums lie in local memory), SHARED (bytes), EPSILON (of the Riesz kernels).
+
+enum Kind { ADD_RIESZ, ADD_LAPLACE, ADD_BUMP, SPLINE, POLYNOMIAL_EXPONENTIAL, LAPLACE, RIESZ };
+
+using T = NUMBER;
+constexpr Kind KIND = KERNEL;
+constexpr bool SINGLE = sizeof(T) == 4;
+constexpr int THREADS = 128, DOWN = 8, ACROSS = 16;
+constexpr int OTHER = 2 * OWN, TM = OWN / DOWN, TN = OTHER / ACROSS;
+// columns of a tile; four more keep the rows of neighbouring threads in different banks
+constexpr int WIDTH = 64, STRIDE = WIDTH + 4, ACROSS_STRIDE = OWN + 4;
+constexpr bool ADDITIVE = KIND != LAPLACE && KIND != RIESZ;
+constexpr bool STATIONARY = KIND != ADD_RIESZ && KIND != RIESZ;
+// kernels with a table have no neutral number to fill up a tile with, and take one dimension at a time
+constexpr bool TABLE = KIND == SPLINE || KIND == POLYNOMIAL_EXPONENTIAL;
+constexpr int STEP = TABLE ? 1 : 4;
+// e^-|s - t| as the lesser of e^s e^-t and e^-s e^t: a point is two numbers then
+constexpr bool FACTORS = KIND == ADD_LAPLACE && SINGLE;
+// beyond 2^28 on either side a factor has lost digits of its point
+constexpr float REACH = 28.0f;
+// of numbers below, tensor cores do not see the small parts: then all are multiplied
+constexpr float TINY = 0x1p-80f, LIFT = 0x1p80f;
+constexpr int NOWHERE = 0x7fffffff;
+
+template <int N>
+struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Vector {
+    T x[N];
+};
+
+struct Shared {
+    T second[OTHER * STRIDE];
+    // the first tile lies where the scores go when it has been read
+    T scores[OTHER * ACROSS_STRIDE];
+    T own_norm[OWN], other_norm[OTHER];
+    T query_total[OTHER], query_shift[OTHER];
+    T halves[2][OWN];
+    T change[OWN];
+    int own_mark[OWN], other_mark[OTHER];
+};
+static_assert(sizeof(Shared) <= SHARED, "cuda.py asks for less shared memory than is used");
+static_assert(OWN * STRIDE <= OTHER * ACROSS_STRIDE, "the first tile is larger than the scores");
+
+extern __shared__ __align__(16) unsigned char memory[];
+
+// the place of a thread in a tile: lanes are 4 x 8, warps 2 x 2
+struct Place {
+    int down, across;
+    Place() {
+        int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        down = lane / 8 + warp % 2 * 4;
+        across = lane % 8 + warp / 2 * 8;
+    }
+    int row(int i) const { return down + DOWN * i; }
+    int column(int j) const { return across + ACROSS * j; }
+};
+
+// ---- scalars
+
+inline T infinity() { return T(__longlong_as_double(0x7ff0000000000000)); }
+
+inline T least(T a, T b) { return a < b ? a : b; }
+
+inline float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+inline double power_of_two(double x) { return exp2(x); }
+
+// the sign without a branch, zero at zero; differences below 2^-127 count as ties in part
+inline float sign(float x) { return 2.0f * __saturatef(fmaf(x, 0x1p126f, 0.5f)) - 1.0f; }
+inline double sign(double x) { return (x > 0) - (x < 0); }
+
+// one where x > 0, zero where x < 0, half at zero
+inline float step(float x) { return __saturatef(fmaf(x, 0x1p126f, 0.5f)); }
+inline double step(double x) { return 0.5 + 0.5 * sign(x); }
+
+inline float positive_part(float x) { return __saturatef(x); }
+inline double positive_part(double x) { return x > 0 ? x : 0.0; }
+
+// ---- kernels
+
+// what a kernel knows of its problem
+struct Numbers {
+    T tau;
+    // points are multiplied by this power of two, and tau with them: exact, and the bump's height is below one
+    T scale = 1, edge = 0;
+    // of e^-|u| as a power of two
+    T rate = 0;
+    // splines: nodes (J), then anchors, values and slopes of the J + 1 pieces; else coefficients
+    const T* table;
+    int count;
+
+    Numbers(T bandwidth, const T* table, int count) : tau(bandwidth), table(table), count(count) {
+        if constexpr (KIND == ADD_BUMP) {
+            int exponent;
+            edge = frexp(tau, &exponent);
+            scale = ldexp(T(1), -exponent);
+        }
+        if constexpr (KIND == ADD_LAPLACE) rate = T(1.4426950408889634) / tau;
+    }
+};
+
+// the pieces of a spline left and right of u, the same but at a node
+struct Pieces {
+    int at = 0, past = 0;
+    Pieces(T u, const Numbers& numbers) {
+#pragma unroll 1
+        for (int j = 0; j < numbers.count; ++j) {
+            at += numbers.table[j] < u;
+            past += numbers.table[j] <= u;
+        }
+    }
+};
+
+inline T anchor(const Numbers& numbers, int piece) { return numbers.table[numbers.count + piece]; }
+inline T height(const Numbers& numbers, int piece) { return numbers.table[2 * numbers.count + 1 + piece]; }
+inline T incline(const Numbers& numbers, int piece) { return numbers.table[3 * numbers.count + 2 + piece]; }
+
+inline T line(const Numbers& numbers, int piece, T u) {
+    return height(numbers, piece) + incline(numbers, piece) * (u - anchor(numbers, piece));
+}
+
+// as in kernels.py: beyond, e^-x is zero, and a power of x might be infinite
+inline T distance(T difference, const Numbers& numbers) { return least(fabs(difference) / numbers.tau, T(1000)); }
+
+// what one dimension adds to a tile, for a difference of query and key
+inline T term(T difference, const Numbers& numbers) {
+    if constexpr (KIND == ADD_RIESZ || KIND == LAPLACE) return fabs(difference);
+    if constexpr (KIND == RIESZ) return difference * difference;
+    if constexpr (KIND == ADD_BUMP) return positive_part(numbers.edge - fabs(difference));
+    if constexpr (KIND == ADD_LAPLACE) return power_of_two(-fabs(difference) * numbers.rate);
+    if constexpr (KIND == SPLINE) {
+        // not times a reciprocal: a node is to be met exactly
+        T u = difference / numbers.tau;
+        Pieces pieces(u, numbers);
+        return (line(numbers, pieces.at, u) + line(numbers, pieces.past, u)) / 2;
+    }
+    if constexpr (KIND == POLYNOMIAL_EXPONENTIAL) {
+        T x = distance(difference, numbers), value = 0;
+#pragma unroll 1
+        for (int i = numbers.count - 1; i >= 0; --i) value = value * x + numbers.table[i];
+        return value * exp(-x);
+    }
+}
+
+// Phi from the sum of the terms; for `laplace` its logarithm
+inline T whole(T sum, T own_norm, T other_norm, const Numbers& numbers, int dims) {
+    if constexpr (KIND == ADD_RIESZ) return (own_norm + other_norm - sum) / numbers.tau + T(EPSILON) * dims;
+    if constexpr (KIND == RIESZ) return (sqrt(own_norm) + sqrt(other_norm) - sqrt(sum)) / numbers.tau + T(EPSILON);
+    if constexpr (KIND == ADD_BUMP) return sum / numbers.edge;
+    if constexpr (KIND == LAPLACE) return -sum / numbers.tau;
+    return sum;
+}
+
+// the derivative of a term by the query, in units of 1 / tau; at a kink the mean of both sides
+inline T slope(T difference, const Numbers& numbers) {
+    if constexpr (KIND == ADD_RIESZ || KIND == LAPLACE) return -sign(difference);
+    // the factor 1 / |q - k| is in the scores already
+    if constexpr (KIND == RIESZ) return -difference;
+    if constexpr (KIND == ADD_BUMP) return -sign(difference) * step(numbers.edge - fabs(difference));
+    if constexpr (KIND == ADD_LAPLACE) return -sign(difference) * power_of_two(-fabs(difference) * numbers.rate);
+    if constexpr (KIND == SPLINE) {
+        Pieces pieces(difference / numbers.tau, numbers);
+        return (incline(numbers, pieces.at) + incline(numbers, pieces.past)) / 2;
+    }
+    if constexpr (KIND == POLYNOMIAL_EXPONENTIAL) {
+        T x = distance(difference, numbers), value = 0, derivative = 0;
+#pragma unroll 1
+        for (int i = numbers.count - 1; i >= 0; --i) {
+            derivative = derivative * x + value;
+            value = value * x + numbers.table[i];
+        }
+        return x < 1000 ? sign(difference) * (derivative - value) * exp(-x) : T(0);
+    }
+}
+
+// the derivative of the norm of a point by one of its coordinates, where Phi has such a term
+inline T norm_slope(T point, T squares) {
+    if constexpr (KIND == ADD_RIESZ) return sign(point);
+    if constexpr (KIND == RIESZ) return squares > 0 ? point / sqrt(squares) : T(0);
+    return 0;
+}
+
+inline T norm_term(T point) {
+    return KIND == RIESZ ? point * point : fabs(point);
+}
+
+// ---- tiles
+
+// rows of a matrix in global memory
+struct Rows {
+    const T* start;
+    int count, width;
+    bool whole;
+
+    Rows(const T* start, long long count, long long width) : start(start), count(count), width(width) {
+        whole = (reinterpret_cast<unsigned long long>(start) | width * sizeof(T)) % 16 == 0;
+    }
+    template <int N>
+    Vector<N> get(int row, int column, T fill) const {
+        Vector<N> found;
+        const T* from = start + (long long)row * width + column;
+        bool inside = row < count;
+        if (inside && whole && column + N <= width) return *reinterpret_cast<const Vector<N>*>(from);
+        for (int e = 0; e < N; ++e) found.x[e] = inside && column + e < width ? from[e] : fill;
+        return found;
+    }
+};
+
+// `COUNT` rows from `first` on, 64 columns from `column` on, into a tile; returns whether one of these is not tiny
+template <int COUNT>
+inline bool load(T* tile, const Rows& rows, int first, int column, T scale = 1, T fill = 0, T* norms = nullptr) {
+    bool ordinary = false;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < COUNT * WIDTH / 4; i += THREADS) {
+        int row = i / (WIDTH / 4), at = i % (WIDTH / 4) * 4;
+        Vector<4> found = rows.get<4>(first + row, column + at, fill);
+        for (int e = 0; e < 4; ++e) {
+            if constexpr (KIND == ADD_BUMP) found.x[e] *= scale;
+            ordinary |= fabs(found.x[e]) > T(TINY);
+        }
+        *reinterpret_cast<Vector<4>*>(tile + row * STRIDE + at) = found;
+        if constexpr (!STATIONARY) {
+            if (norms) {
+                T sum = 0;
+                for (int e = 0; e < 4; ++e) sum += norm_term(found.x[e]);
+                // sixteen threads hold a row
+                for (int lane = 8; lane; lane /= 2) sum += __shfl_xor_sync(~0u, sum, lane);
+                if (at == 0) norms[row] = column ? norms[row] + sum : sum;
+            }
+        }
+    }
+    return ordinary;
+}
+
+// the same as factors of e^(own - other), of 32 dimensions; returns whether one is out of reach
+template <int COUNT>
+inline bool load_factors(T* tile, const Rows& rows, int first, int column, const T* origin, T rate) {
+    bool far = false;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < COUNT * WIDTH / 4; i += THREADS) {
+        int row = i / (WIDTH / 4), at = i % (WIDTH / 4) * 2;
+        Vector<2> found = rows.get<2>(first + row, column + at, 0);
+        Vector<4> factors;
+        for (int e = 0; e < 2; ++e) {
+            bool inside = first + row < rows.count && column + at + e < rows.width;
+            T exponent = inside ? (found.x[e] - origin[column + at + e]) * rate : T(0);
+            // not `>`, which is false for a NaN
+            far |= !(fabs(exponent) <= T(REACH));
+            // a dimension beyond the last adds nothing
+            factors.x[2 * e] = column + at + e < rows.width ? power_of_two(exponent) : T(0);
+            factors.x[2 * e + 1] = column + at + e < rows.width ? power_of_two(-exponent) : T(0);
+        }
+        *reinterpret_cast<Vector<4>*>(tile + row * STRIDE + at * 2) = factors;
+    }
+    return far;
+}
+
+// sums[i][j] = op(sums[i][j], own vector i, other vector j) over `count` columns of both tiles, N at a time
+template <int N, class Op>
+inline void combine(const T* own, const T* other, int count, T (&sums)[TM][TN], Op op) {
+    Place place;
+#pragma unroll 1
+    for (int d = 0; d < count; d += N) {
+        Vector<N> mine[TM];
+#pragma unroll
+        for (int i = 0; i < TM; ++i) mine[i] = *reinterpret_cast<const Vector<N>*>(own + place.row(i) * STRIDE + d);
+#pragma unroll
+        for (int j = 0; j < TN; ++j) {
+            Vector<N> yours = *reinterpret_cast<const Vector<N>*>(other + place.column(j) * STRIDE + d);
+#pragma unroll
+            for (int i = 0; i < TM; ++i) op(sums[i][j], mine[i], yours, i, j);
+        }
+    }
+}
+
+template <bool KEYS>
+inline T difference(T own, T other) {
+    return KEYS ? other - own : own - other;
+}
+
+template <bool KEYS, int N>
+inline void combine_terms(Shared& shared, int count, const Numbers& numbers, T (&sums)[TM][TN]) {
+    combine<N>(shared.scores, shared.second, count, sums, [&](T& sum, const Vector<N>& own, const Vector<N>& other, int, int) {
+        // a few terms first: fewer additions to a number that is larger than they are
+        T fresh = term(difference<KEYS>(own.x[0], other.x[0]), numbers);
+#pragma unroll
+        for (int e = 1; e < N; ++e) fresh += term(difference<KEYS>(own.x[e], other.x[e]), numbers);
+        sum += fresh;
+    });
+}
+
+// the terms summed over all dimensions, and the norms; both tiles are free to be written
+template <bool KEYS>
+inline void distances(Shared& shared, const Rows& own, const Rows& other, int own_first, int other_first,
+                      const Numbers& numbers, T (&sums)[TM][TN]) {
+    for (int i = 0; i < TM; ++i)
+        for (int j = 0; j < TN; ++j) sums[i][j] = 0;
+    constexpr int DIMS = FACTORS ? WIDTH / 2 : WIDTH;
+    // far from the zeros of the own rows, where the term is zero
+    T fill = KIND == ADD_BUMP ? T(4) / numbers.scale : KIND == ADD_LAPLACE ? infinity() : T(0);
+#pragma unroll 1
+    for (int d = 0; d < own.width; d += DIMS) {
+        int count = own.width - d < DIMS ? own.width - d : DIMS;
+        if (d) __syncthreads();
+        if constexpr (FACTORS) {
+            const T* origin = other.start + (long long)other_first * other.width;
+            bool far = load_factors<OWN>(shared.scores, own, own_first, d, origin, numbers.rate);
+            // the other way round: the first factors of both multiply to e^(own - other)
+            far |= load_factors<OTHER>(shared.second, other, other_first, d, origin, -numbers.rate);
+            if (!__syncthreads_or(far)) {
+                combine<4>(shared.scores, shared.second, 2 * count, sums, [](T& sum, const Vector<4>& own, const Vector<4>& other, int, int) {
+                    sum += least(own.x[0] * other.x[0], own.x[1] * other.x[1]) +
+                           least(own.x[2] * other.x[2], own.x[3] * other.x[3]);
+                });
+                continue;
+            }
+        }
+        load<OWN>(shared.scores, own, own_first, d, numbers.scale, T(0), shared.own_norm);
+        load<OTHER>(shared.second, other, other_first, d, numbers.scale, fill, shared.other_norm);
+        __syncthreads();
+        combine_terms<KEYS, STEP>(shared, count, numbers, sums);
+    }
+}
+
+// the inner products of the rows, summed over all columns; both tiles are free to be written
+inline void products(Shared& shared, const Rows& own, const Rows& other, int own_first, int other_first, T (&sums)[TM][TN]) {
+    for (int i = 0; i < TM; ++i)
+        for (int j = 0; j < TN; ++j) sums[i][j] = 0;
+#pragma unroll 1
+    for (int c = 0; c < own.width; c += WIDTH) {
+        if (c) __syncthreads();
+        load<OWN>(shared.scores, own, own_first, c);
+        load<OTHER>(shared.second, other, other_first, c);
+        __syncthreads();
+        int count = own.width - c < WIDTH ? own.width - c : WIDTH;
+        combine<4>(shared.scores, shared.second, count, sums, [](T& sum, const Vector<4>& own, const Vector<4>& other, int, int) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sum += own.x[e] * other.x[e];
+        });
+    }
+}
+
+inline void keep(Shared& shared, const T (&scores)[TM][TN]) {
+    Place place;
+#pragma unroll
+    for (int i = 0; i < TM; ++i)
+#pragma unroll
+        for (int j = 0; j < TN; ++j) shared.scores[place.column(j) * ACROSS_STRIDE + place.row(i)] = scores[i][j];
+}
+
+// fresh[i][c] = op(fresh[i][c], score of own row i, column c of the other row), over all other rows
+template <class Op>
+inline void spread(const Shared& shared, T (&fresh)[TM][4], Op op) {
+    Place place;
+    for (int i = 0; i < TM; ++i)
+        for (int c = 0; c < 4; ++c) fresh[i][c] = 0;
+#pragma unroll(TABLE ? 1 : 4)
+    for (int n = 0; n < OTHER; ++n) {
+        auto score = *reinterpret_cast<const Vector<TM>*>(shared.scores + n * ACROSS_STRIDE + place.down * TM);
+        auto row = *reinterpret_cast<const Vector<4>*>(shared.second + n * STRIDE + place.across * 4);
+#pragma unroll
+        for (int i = 0; i < TM; ++i)
+#pragma unroll
+            for (int c = 0; c < 4; ++c) op(fresh[i][c], score.x[i], row.x[c], i, c);
+    }
+}
+
+// Where a thread's TM x 4 numbers lie in a tile of OWN rows x 64 columns: in a rectangle, or as tensor cores hold them.
+template <bool TENSOR>
+struct Held {
+    static int row(int i, int c) {
+        int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        return TENSOR ? warp % 2 * 32 + i / 4 * 16 + c / 2 * 8 + lane / 4 : Place().down * TM + i;
+    }
+    static int column(int i, int c) {
+        int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        return TENSOR ? warp / 2 * 32 + i % 4 * 8 + lane % 4 * 2 + c % 2 : Place().across * 4 + c;
+    }
+};
+
+// a 16 x 8 tile += 16 x 8 times 8 x 8, of numbers with 11 digits
+inline void multiply(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// x as a number with 11 digits, rounded, and the rest of it
+inline void split(float x, unsigned& large, unsigned& small) {
+    large = (__float_as_uint(x) + 0x1000) & 0xffffe000;
+    small = __float_as_uint(x - __uint_as_float(large));
+}
+
+// running += scores times rows, on tensor cores. Three products of halves lose no more digits than float32 does. As the
+// cores truncate their sums, these are short, and those of the small parts apart.
+inline void add_rows(const Shared& shared, float (&running)[8][4], bool ordinary) {
+    float lift = ordinary ? 1.0f : LIFT, drop = 1 / lift;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    // any order of the other rows is right: this one meets every bank once
+    const T* scores = shared.scores + lane % 4 * 2 * ACROSS_STRIDE + warp % 2 * 32 + lane / 4;
+    const T* rows = shared.second + lane % 4 * 2 * STRIDE + warp / 2 * 32 + lane / 4;
+#pragma unroll 1
+    for (int start = 0; start < OTHER; start += OTHER / 2) {
+        float large[8][4] = {}, small[8][4] = {};
+#pragma unroll 1
+        for (int n = start; n < start + OTHER / 2; n += 8) {
+            unsigned a[2][2][4], b[4][2][2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    T score = scores[(n + e / 2) * ACROSS_STRIDE + i * 16 + e % 2 * 8];
+                    split(score, a[i][0][e], a[i][1][e]);
+                }
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) split(rows[(n + e) * STRIDE + j * 8] * lift, b[j][0][e], b[j][1][e]);
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    multiply(large[i * 4 + j], a[i][0], b[j][0]);
+                    multiply(small[i * 4 + j], a[i][0], b[j][1]);
+                    multiply(small[i * 4 + j], a[i][1], b[j][0]);
+                }
+        }
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+#pragma unroll
+            for (int c = 0; c < 4; ++c) running[i][c] += (large[i][c] + small[i][c]) * drop;
+    }
+}
+
+inline void add_rows(const Shared& shared, double (&running)[TM][4], bool) {
+    T fresh[TM][4];
+    spread(shared, fresh, [](T& sum, T score, T value, int, int) { sum += score * value; });
+    for (int i = 0; i < TM; ++i)
+        for (int c = 0; c < 4; ++c) running[i][c] += fresh[i][c];
+}
+
+// reduce over the threads that share rows, then over the two halves of the tile; read `halves` after a barrier
+template <class Op>
+inline void meet(Shared& shared, T (&part)[TM], Op op) {
+    Place place;
+#pragma unroll
+    for (int i = 0; i < TM; ++i) {
+        for (int lane = 4; lane; lane /= 2) part[i] = op(part[i], __shfl_xor_sync(~0u, part[i], lane));
+        if (place.across % 8 == 0) shared.halves[place.across / 8][place.row(i)] = part[i];
+    }
+}
+
+inline void meet_sum(Shared& shared, T (&part)[TM]) {
+    meet(shared, part, [](T a, T b) { return a + b; });
+}
+
+// what a thread holds of every chunk
+template <bool TENSOR>
+inline void put(T* matrix, int first, int count, int width, const T (&sums)[CHUNKS][TM][4]) {
+    using Here = Held<TENSOR>;
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; ++chunk)
+#pragma unroll
+        for (int i = 0; i < TM; ++i)
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                int row = first + Here::row(i, c), column = chunk * WIDTH + Here::column(i, c);
+                if (row < count && column < width) matrix[(long long)row * width + column] = sums[chunk][i][c];
+            }
+}
+
+// ---- who sees whom: a query sees a key if the key's mark is below its own
+
+inline int query_mark(long long m, long long rows, long long columns, long long each, bool causal) {
+    if (m >= rows) return 0;
+    if (!causal) return columns;
+    long long seen = m % each + 1 + columns - each;
+    return seen > 0 ? seen : 0;
+}
+
+inline int key_mark(long long n, long long columns, const T* weight) {
+    return n < columns && weight[n] != 0 ? n : NOWHERE;
+}
+
+template <bool KEYS>
+inline bool seen(int own, int other) {
+    return KEYS ? own < other : other < own;
+}
+
+// the own mark that sees or is seen the most
+template <bool KEYS>
+inline int widest(const Shared& shared) {
+    int mark = shared.own_mark[0];
+    for (int i = 1; i < OWN; ++i) mark = seen<KEYS>(mark, shared.own_mark[i]) ? mark : shared.own_mark[i];
+    return mark;
+}
+
+// ---- the kernels; blockIdx.x counts tiles, problem by problem
+
+struct Spot {
+    long long problem;
+    int first;
+    // the last tiles first: with a causal mask they have the most to do, or for keys the least
+    Spot(long long block, long long rows, bool backwards) {
+        long long tiles = (rows + OWN - 1) / OWN, tile = block % tiles;
+        problem = block / tiles;
+        first = (backwards ? tiles - 1 - tile : tile) * OWN;
+    }
+};
+
+#ifdef FORWARD
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+forward(const T* query, const T* key, const T* value, const T* weight, const T* bandwidth, const T* table, T* sums,
+        T* total, T* shift, long long rows, long long columns, long long dims, long long channels, long long each,
+        long long causal, long long count, long long shifted) {
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
+    Spot spot(blockIdx.x, rows, true);
+    long long p = spot.problem;
+    Numbers numbers(bandwidth[p], table, count);
+    Rows queries(query + p * rows * dims, rows, dims), keys(key + p * columns * dims, columns, dims);
+    Rows values(value + p * columns * channels, columns, channels);
+    Place place;
+    if (threadIdx.x < OWN) shared.own_mark[threadIdx.x] = query_mark(spot.first + threadIdx.x, rows, columns, each, causal);
+    __syncthreads();
+    int reach = widest<false>(shared);
+
+    T running[CHUNKS][TM][4] = {}, totals[TM] = {}, shifts[TM];
+    for (int i = 0; i < TM; ++i) shifts[i] = -infinity();
+#pragma unroll 1
+    for (int first = 0; first < columns; first += OTHER) {
+        int mark = NOWHERE;
+        if (threadIdx.x < OTHER)
+            shared.other_mark[threadIdx.x] = mark = key_mark(first + threadIdx.x, columns, weight + p * columns);
+        if (!__syncthreads_or(mark < reach)) continue;
+        T scores[TM][TN];
+        distances<false>(shared, queries, keys, spot.first, first, numbers, scores);
+#pragma unroll
+        for (int i = 0; i < TM; ++i) {
+            int mine = shared.own_mark[place.row(i)];
+            T norm = shared.own_norm[place.row(i)];
+#pragma unroll
+            for (int j = 0; j < TN; ++j) {
+                T score = whole(scores[i][j], norm, shared.other_norm[place.column(j)], numbers, dims);
+                scores[i][j] = shared.other_mark[place.column(j)] < mine ? score : KIND == LAPLACE ? -infinity() : T(0);
+            }
+        }
+        if constexpr (KIND == LAPLACE) {
+            T largest[TM];
+            for (int i = 0; i < TM; ++i) {
+                largest[i] = scores[i][0];
+                for (int j = 1; j < TN; ++j) largest[i] = fmax(largest[i], scores[i][j]);
+            }
+            meet(shared, largest, [](T a, T b) { return fmax(a, b); });
+            __syncthreads();
+            for (int i = 0; i < TM; ++i) {
+                int row = place.row(i);
+                T after = fmax(shifts[i], fmax(shared.halves[0][row], shared.halves[1][row]));
+                if (!shifted) after = 0;
+                // a row that has seen nothing yet has no scale to change
+                T change = shifts[i] == -infinity() ? T(0) : exp(shifts[i] - after);
+                if (place.across == 0) shared.change[row] = change;
+                totals[i] *= change;
+                shifts[i] = after;
+                for (int j = 0; j < TN; ++j) scores[i][j] = exp(scores[i][j] - (after == -infinity() ? T(0) : after));
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < TM; ++i) {
+            T fresh = 0;
+#pragma unroll
+            for (int j = 0; j < TN; ++j) fresh += scores[i][j];
+            totals[i] += fresh;
+        }
+        __syncthreads();
+        keep(shared, scores);
+#pragma unroll 1
+        for (int chunk = 0; chunk < CHUNKS && chunk * WIDTH < channels; ++chunk) {
+            if (chunk) __syncthreads();
+            bool ordinary = __syncthreads_or(load<OTHER>(shared.second, values, first, chunk * WIDTH));
+            if constexpr (KIND == LAPLACE)
+                for (int i = 0; i < TM; ++i)
+                    for (int c = 0; c < 4; ++c) running[chunk][i][c] *= shared.change[Held<SINGLE>::row(i, c)];
+            add_rows(shared, running[chunk], ordinary);
+        }
+    }
+
+    put<SINGLE>(sums + p * rows * channels, spot.first, rows, channels, running);
+    // `halves` may still be read by the last tile
+    __syncthreads();
+    meet_sum(shared, totals);
+    if (KIND == LAPLACE && place.across == 0)
+        for (int i = 0; i < TM; ++i) shared.change[place.row(i)] = shifts[i] == -infinity() ? T(0) : shifts[i];
+    __syncthreads();
+    int row = threadIdx.x;
+    if (row < OWN && spot.first + row < rows) {
+        total[p * rows + spot.first + row] = shared.halves[0][row] + shared.halves[1][row];
+        shift[p * rows + spot.first + row] = KIND == LAPLACE ? shared.change[row] : T(0);
+    }
+}
+
+#else
+
+struct Inputs {
+    const T *grad, *grad_total, *query, *key, *value, *weight, *bandwidth, *table, *shift;
+    long long rows, columns, dims, channels, each, causal, count, shifted;
+};
+
+// the gradients by the scores, sum over c of grad[m][c] value[n][c] + grad_total[m], zero for pairs that are not seen
+template <bool KEYS>
+inline void score_gradients(Shared& shared, const Rows& own, const Rows& other, int own_first, int other_first, T (&scores)[TM][TN]) {
+    products(shared, own, other, own_first, other_first, scores);
+    Place place;
+#pragma unroll
+    for (int i = 0; i < TM; ++i)
+#pragma unroll
+        for (int j = 0; j < TN; ++j) {
+            int m = place.row(i), n = place.column(j);
+            T sum = scores[i][j] + shared.query_total[KEYS ? n : m];
+            scores[i][j] = seen<KEYS>(shared.own_mark[m], shared.other_mark[n]) ? sum : T(0);
+        }
+}
+
+template <bool KEYS>
+inline int mark(const Inputs& in, long long p, long long row) {
+    return KEYS ? key_mark(row, in.columns, in.weight + p * in.columns) : query_mark(row, in.rows, in.columns, in.each, in.causal);
+}
+
+// what belongs to a query beside its points and gradients
+inline void load_query(Shared& shared, const Inputs& in, long long p, int first, int place) {
+    bool inside = first + place < in.rows;
+    shared.query_total[place] = inside ? in.grad_total[p * in.rows + first + place] : T(0);
+    shared.query_shift[place] = inside && in.shifted ? in.shift[p * in.rows + first + place] : T(0);
+}
+
+// the sum of a number of every thread, for the first one; all shared memory is free to be written
+inline double block_sum(double number) {
+    double* numbers = reinterpret_cast<double*>(memory);
+    numbers[threadIdx.x] = number;
+    __syncthreads();
+    for (int half = THREADS / 2; half; half /= 2) {
+        if (threadIdx.x < half) numbers[threadIdx.x] += numbers[threadIdx.x + half];
+        __syncthreads();
+    }
+    return numbers[0];
+}
+
+// KEYS: the gradients of keys and values; otherwise of queries. `moment` becomes the sum of (point - origin) gradient.
+template <bool KEYS>
+inline void backward(const Inputs& in, T* grad_points, T* grad_values, double* moment) {
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
+    long long own_rows = KEYS ? in.columns : in.rows, other_rows = KEYS ? in.rows : in.columns;
+    Spot spot(blockIdx.x, own_rows, !KEYS);
+    long long p = spot.problem;
+    Numbers numbers(in.bandwidth[p], in.table, in.count);
+    Rows queries(in.query + p * in.rows * in.dims, in.rows, in.dims);
+    Rows keys(in.key + p * in.columns * in.dims, in.columns, in.dims);
+    Rows values(in.value + p * in.columns * in.channels, in.columns, in.channels);
+    Rows grads(in.grad + p * in.rows * in.channels, in.rows, in.channels);
+    const Rows &own = KEYS ? keys : queries, &other = KEYS ? queries : keys;
+    const Rows &own_vectors = KEYS ? values : grads, &other_vectors = KEYS ? grads : values;
+    Place place;
+    if (threadIdx.x < OWN) {
+        shared.own_mark[threadIdx.x] = mark<KEYS>(in, p, spot.first + threadIdx.x);
+        shared.own_norm[threadIdx.x] = 0;
+        if (!KEYS) load_query(shared, in, p, spot.first, threadIdx.x);
+    }
+    __syncthreads();
+    int reach = widest<KEYS>(shared);
+
+    T running[CHUNKS][TM][4] = {}, running_values[KEYS ? CHUNKS : 1][TM][4] = {}, totals[TM] = {};
+#pragma unroll 1
+    for (int first = 0; first < other_rows; first += OTHER) {
+        bool any = false;
+        if (threadIdx.x < OTHER) {
+            int yours = mark<!KEYS>(in, p, first + threadIdx.x);
+            shared.other_mark[threadIdx.x] = yours;
+            any = seen<KEYS>(reach, yours);
+            if (KEYS) load_query(shared, in, p, first, threadIdx.x);
+        }
+        if (!__syncthreads_or(any)) continue;
+
+        // what a gradient by a score is multiplied by, where a kernel is not a sum over dimensions
+        T factors[TM][TN];
+        if constexpr (KEYS || !ADDITIVE) {
+            T scores[TM][TN];
+            distances<KEYS>(shared, own, other, spot.first, first, numbers, scores);
+#pragma unroll
+            for (int i = 0; i < TM; ++i)
+#pragma unroll
+                for (int j = 0; j < TN; ++j) {
+                    int m = place.row(i), n = place.column(j);
+                    T sum = scores[i][j];
+                    T score = whole(sum, shared.own_norm[m], shared.other_norm[n], numbers, in.dims);
+                    if constexpr (KIND == LAPLACE) score = exp(score - shared.query_shift[KEYS ? n : m]);
+                    if constexpr (KIND == LAPLACE) factors[i][j] = score;
+                    if constexpr (KIND == RIESZ) factors[i][j] = sum > 0 ? 1 / sqrt(sum) : T(0);
+                    scores[i][j] = seen<KEYS>(shared.own_mark[m], shared.other_mark[n]) ? score : T(0);
+                }
+            __syncthreads();
+            if constexpr (KEYS) {
+                keep(shared, scores);
+#pragma unroll 1
+                for (int chunk = 0; chunk < CHUNKS && chunk * WIDTH < in.channels; ++chunk) {
+                    if (chunk) __syncthreads();
+                    bool ordinary = __syncthreads_or(load<OTHER>(shared.second, grads, first, chunk * WIDTH));
+                    add_rows(shared, running_values[chunk], ordinary);
+                }
+                __syncthreads();
+            }
+        }
+
+        T scores[TM][TN];
+        score_gradients<KEYS>(shared, own_vectors, other_vectors, spot.first, first, scores);
+#pragma unroll
+        for (int i = 0; i < TM; ++i) {
+            T fresh = 0;
+#pragma unroll
+            for (int j = 0; j < TN; ++j) {
+                fresh += scores[i][j];
+                // a pair that is not seen has no gradient, whatever its factor
+                if constexpr (!ADDITIVE) scores[i][j] = scores[i][j] == 0 ? T(0) : scores[i][j] * factors[i][j];
+            }
+            totals[i] += fresh;
+        }
+        __syncthreads();
+        keep(shared, scores);
+#pragma unroll 1
+        for (int chunk = 0; chunk < CHUNKS && chunk * WIDTH < in.dims; ++chunk) {
+            if (chunk) __syncthreads();
+            load<OTHER>(shared.second, other, first, chunk * WIDTH, numbers.scale);
+            T mine[TM][4], fresh[TM][4];
+#pragma unroll
+            for (int i = 0; i < TM; ++i) {
+                auto point = own.get<4>(spot.first + place.down * TM + i, chunk * WIDTH + place.across * 4, 0);
+                for (int c = 0; c < 4; ++c) mine[i][c] = point.x[c] * numbers.scale;
+            }
+            __syncthreads();
+            spread(shared, fresh, [&](T& sum, T score, T yours, int i, int c) {
+                sum += score * slope(difference<KEYS>(mine[i][c], yours), numbers);
+            });
+#pragma unroll
+            for (int i = 0; i < TM; ++i)
+#pragma unroll
+                for (int c = 0; c < 4; ++c) running[chunk][i][c] += fresh[i][c];
+        }
+    }
+
+    __syncthreads();
+    meet_sum(shared, totals);
+    __syncthreads();
+    double moments = 0;
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; ++chunk)
+#pragma unroll
+        for (int i = 0; i < TM; ++i) {
+            int row = place.down * TM + i, column = chunk * WIDTH + place.across * 4;
+            auto point = own.get<4>(spot.first + row, column, 0);
+            T total = shared.halves[0][row] + shared.halves[1][row];
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                T gradient = KEYS ? -running[chunk][i][c] : running[chunk][i][c];
+                gradient = (gradient + norm_slope(point.x[c], shared.own_norm[row]) * total) / numbers.tau;
+                running[chunk][i][c] = gradient;
+                bool inside = spot.first + row < own.count && column + c < own.width;
+                // an offset of all points changes nothing but the rounding
+                T origin = STATIONARY && inside && in.columns ? keys.start[column + c] : T(0);
+                if (inside) moments += double(point.x[c] - origin) * double(gradient);
+            }
+        }
+    put<false>(grad_points + p * own_rows * in.dims, spot.first, own_rows, in.dims, running);
+    if constexpr (KEYS) put<SINGLE>(grad_values + p * own_rows * in.channels, spot.first, own_rows, in.channels, running_values);
+    __syncthreads();
+    moments = block_sum(moments);
+    if (threadIdx.x == 0) moment[blockIdx.x] = moments;
+}
+
+#define INPUTS                                                                                                        \
+    const T *grad, const T *grad_total, const T *query, const T *key, const T *value, const T *weight,                \
+        const T *bandwidth, const T *table, const T *shift, long long rows, long long columns, long long dims,        \
+        long long channels, long long each, long long causal, long long count, long long shifted
+#define AS_STRUCT                                                                                                     \
+    Inputs {                                                                                                          \
+        grad, grad_total, query, key, value, weight, bandwidth, table, shift, rows, columns, dims, channels, each,    \
+            causal, count, shifted                                                                                    \
+    }
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) backward_query(INPUTS, T* grad_query, double* moment) {
+    backward<false>(AS_STRUCT, grad_query, nullptr, moment);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+backward_key(INPUTS, T* grad_key, T* grad_value, double* moment) {
+    backward<true>(AS_STRUCT, grad_key, grad_value, moment);
+}
+
+// Of the table of a kernel. Coefficients: the sum of gradient x^i e^-x for coefficient i = blockIdx.y. Splines: the sums
+// of gradient and of gradient (u - anchor) over piece blockIdx.y, a node counting half for the pieces on both sides.
+extern "C" __global__ void __launch_bounds__(THREADS) backward_table(INPUTS, double* moments) {
+    if constexpr (TABLE) {
+        Inputs in = AS_STRUCT;
+        Shared& shared = *reinterpret_cast<Shared*>(memory);
+        Spot spot(blockIdx.x, rows, true);
+        long long p = spot.problem;
+        int piece = blockIdx.y;
+        Numbers numbers(bandwidth[p], table, count);
+        Rows queries(query + p * rows * dims, rows, dims), keys(key + p * columns * dims, columns, dims);
+        Rows values(value + p * columns * channels, columns, channels), grads(grad + p * rows * channels, rows, channels);
+        if (threadIdx.x < OWN) {
+            shared.own_mark[threadIdx.x] = mark<false>(in, p, spot.first + threadIdx.x);
+            load_query(shared, in, p, spot.first, threadIdx.x);
+        }
+        __syncthreads();
+        int reach = widest<false>(shared);
+        double constant = 0, linear = 0;
+#pragma unroll 1
+        for (int first = 0; first < columns; first += OTHER) {
+            int yours = NOWHERE;
+            if (threadIdx.x < OTHER) shared.other_mark[threadIdx.x] = yours = mark<true>(in, p, first + threadIdx.x);
+            if (!__syncthreads_or(yours < reach)) continue;
+            T scores[TM][TN];
+            score_gradients<false>(shared, grads, values, spot.first, first, scores);
+#pragma unroll 1
+            for (int d = 0; d < dims; d += WIDTH) {
+                __syncthreads();
+                load<OWN>(shared.scores, queries, spot.first, d);
+                load<OTHER>(shared.second, keys, first, d);
+                __syncthreads();
+                T fresh[2] = {};
+                combine<1>(shared.scores, shared.second, dims - d < WIDTH ? dims - d : WIDTH, scores,
+                           [&](T& score, const Vector<1>& own, const Vector<1>& other, int, int) {
+                    T difference = own.x[0] - other.x[0];
+                    if constexpr (KIND == POLYNOMIAL_EXPONENTIAL) {
+                        T x = distance(difference, numbers), power = exp(-x);
+#pragma unroll 1
+                        for (int i = 0; i < piece; ++i) power *= x;
+                        fresh[0] += score * power;
+                    } else {
+                        T u = difference / numbers.tau;
+                        Pieces pieces(u, numbers);
+                        T share = score * (T(pieces.at == piece) + T(pieces.past == piece)) / 2;
+                        fresh[0] += share;
+                        // a distance may be infinite where the share is zero
+                        fresh[1] += share == 0 ? T(0) : share * (u - anchor(numbers, piece));
+                    }
+                });
+                constant += fresh[0];
+                linear += fresh[1];
+            }
+        }
+        __syncthreads();
+        constant = block_sum(constant);
+        __syncthreads();
+        linear = block_sum(linear);
+        if (threadIdx.x == 0) {
+            long long place = ((long long)blockIdx.y * gridDim.x + blockIdx.x) * 2;
+            moments[place] = constant;
+            moments[place + 1] = linear;
+        }
+    }
+}
+
+#endif
