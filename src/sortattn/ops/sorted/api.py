@@ -36,10 +36,8 @@ def sided_sum(
     """The sums `(P, M, C)`, those of the weights `(P, M)`, and the argsorts of queries and keys by dimension."""
     walk = walker(query.device.type)
     query, key, value, weight = (part.detach().contiguous() for part in (query, key, value, weight))
-    queries, keys = (Points(points, walk.sort(points)) for points in (query, key))
     terms = Terms(nodes, below.detach(), above.detach(), rate, compact)
-    sums, extra = walk.scatter(keys, queries, value, weight, terms, bandwidth, mirrored=False)
-    return sums, extra, queries.order, keys.order
+    return walk.forward(query, key, value, weight, terms, bandwidth)
 
 
 @sided_sum.register_fake

@@ -6,7 +6,7 @@ typedef REAL real;
 typedef long long index_t;
 
 // From points (heads, count, dims) and their order (heads, dims, count) to places (heads, dims, count).
-extern "C" __global__ void arrange(const real* points, const int* order, real* places, index_t total, index_t count,
+extern "C" __global__ void arrange(const real *points, const int *order, real *places, index_t total, index_t count,
                                    index_t dims) {
     for (index_t i = blockIdx.x * index_t(blockDim.x) + threadIdx.x; i < total; i += index_t(gridDim.x) * blockDim.x) {
         index_t line = i / count;

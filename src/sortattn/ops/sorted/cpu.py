@@ -38,6 +38,14 @@ def sort(points: Tensor) -> Tensor:
     return order
 
 
+def forward(
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, terms: Terms, bandwidth: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The sums of values `(P, M, C)` and of weights `(P, M)` for all queries, and the argsorts of queries and keys."""
+    queries, keys = (Points(points, sort(points)) for points in (query, key))
+    return *scatter(keys, queries, value, weight, terms, bandwidth, mirrored=False), queries.order, keys.order
+
+
 def scatter(
     sources: Points, targets: Points, rows: Tensor, extra: Tensor, terms: Terms, bandwidth: Tensor, mirrored: bool
 ) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 import functools
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,57 +31,37 @@ def sort(points: Tensor) -> Tensor:
     """The argsort `(P, D, N)`, int32, of every dimension of `points (P, N, D)`."""
     problems, count, dims = points.shape
     order = torch.empty(problems, dims, count, dtype=torch.int32, device=points.device)
-    together = max(1, _WORKSPACE // max(1, 16 * count * dims))
-    with torch.cuda.device(points.device):
-        for first in range(0, problems, together):
-            some = slice(first, first + together)
-            lines = points[some].transpose(1, 2).contiguous()
-            if points.dtype == torch.float32:
-                _sort_lines(lines, order[some])
-            else:
-                # what is no finite number stands at zero, as in the kernels; adding zero turns -0.0 into 0.0
-                order[some] = lines.nan_to_num_(0.0, 0.0, 0.0).add_(0.0).sort(dim=-1, stable=True).indices
+    for some in _groups(problems, 16 * count * dims):
+        _sort(points[some], order[some])
     return order
 
 
-def _sort_lines(lines: Tensor, order: Tensor) -> None:
-    """Write the argsort of every line of `lines (P, D, N)` to `order`; the lines are work space afterwards."""
-    count = lines.shape[2]
-    number = lines.numel() // max(count, 1)
-    if not lines.numel():
-        return
-    items = next(items for items in (1, 2, 4, 8, _ITEMS) if count <= 1024 * items or items == _ITEMS)
-    length = 1024 * items
-    runs = math.ceil(count / length)
-    defines = (("ITEMS", items),)
-    shared = length * 6 + 32 * 256 * 2 + (256 + 32) * 4
-    rounds = max(0, math.ceil(math.log2(runs)))
-    # sorted runs and merged ones take turns in two buffers, such that the last one is `order`
-    spare = torch.empty_like(order) if rounds else order
-    places = torch.empty_like(lines)
-    here, there = (order, spare) if rounds % 2 == 0 else (spare, order)
-    Kernel(_SORT, "sort_runs", defines)((number * runs,), 1024, lines, here, places, count, runs, shared=shared)
-    while length < count:
-        jobs = number * math.ceil(count / 8)
-        Kernel(_SORT, "merge_runs", defines)(
-            (math.ceil(jobs / 256),), 256, here, places, there, lines, number, count, length
-        )
-        here, there, places, lines = there, here, lines, places
-        length *= 2
+def forward(
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, terms: Terms, bandwidth: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The sums of values and of weights for all queries, and the argsorts of queries and keys, see `cpu.forward`."""
+    problems, _, dims = query.shape
+    query_order, key_order = (
+        torch.empty(problems, dims, points.shape[1], dtype=torch.int32, device=points.device) for points in (query, key)
+    )
+    walk = _Walk(_sides(terms, False), value, weight, bandwidth, query.shape[1:])
+    out, out_extra = walk.nothing()
+    for some in walk.groups():
+        keys = _Lines(_sort(key[some], key_order[some]), key_order[some])
+        queries = _Lines(_sort(query[some], query_order[some]), query_order[some])
+        walk.run(some, keys, queries, out, out_extra, None)
+    return out[..., : value.shape[2]], out_extra, query_order, key_order
 
 
 def scatter(
     sources: Points, targets: Points, rows: Tensor, extra: Tensor, terms: Terms, bandwidth: Tensor, mirrored: bool
 ) -> tuple[Tensor, Tensor]:
     """Sum `rows (P, N, C)` and `extra (P, N)` of the sources for the targets, see `cpu.scatter`."""
-    problems, number, _ = targets.points.shape
-    channels = rows.shape[2]
-    width = _width(channels, rows.dtype)
-    rows = _padded(rows, width)
-    out = torch.zeros(problems, number, rows.shape[2], dtype=rows.dtype, device=rows.device)
-    out_extra = torch.zeros(problems, number, dtype=rows.dtype, device=rows.device)
-    _walk(_sides(terms, mirrored), sources, targets, rows, extra, bandwidth, out, out_extra, None)
-    return out[..., :channels], out_extra
+    walk = _Walk(_sides(terms, mirrored), rows, extra, bandwidth, targets.points.shape[1:])
+    out, out_extra = walk.nothing()
+    for some in walk.groups():
+        walk.run(some, _arrange(sources, some), _arrange(targets, some), out, out_extra, None)
+    return out[..., : rows.shape[2]], out_extra
 
 
 def dot(
@@ -96,12 +77,76 @@ def dot(
     factors: Tensor,
 ) -> Tensor:
     """The sums of `scatter` along each dimension by itself, multiplied with rows of the targets, see `cpu.dot`."""
-    problems, number, dims = targets.points.shape
-    width = _width(rows.shape[2], rows.dtype)
-    rows, other = _padded(rows, width), _padded(other, width)
-    products = torch.zeros(problems, number, dims, dtype=rows.dtype, device=rows.device)
-    _walk(_sides(terms, mirrored), sources, targets, rows, extra, bandwidth, other, other_extra, products)
+    walk = _Walk(_sides(terms, mirrored), rows, extra, bandwidth, targets.points.shape[1:])
+    products = torch.zeros(targets.points.shape, dtype=rows.dtype, device=rows.device)
+    other, other_extra = walk.padded(other), other_extra.contiguous()
+    for some in walk.groups():
+        walk.run(some, _arrange(sources, some), _arrange(targets, some), other, other_extra, products)
     return products.mul_(factors.to(products.dtype)[:, None, None])
+
+
+class _Lines(NamedTuple):
+    """Sorted coordinates `(P, D, N)` of some heads, and the indices of the points they belong to."""
+
+    places: Tensor
+    order: Tensor
+
+
+def _sort(points: Tensor, order: Tensor) -> Tensor:
+    """Write the argsort of some heads to `order`; returns the sorted coordinates."""
+    if points.dtype == torch.float32 and points.numel():
+        return _sort_lines(points, order)
+    # what is no finite number stands at zero, as in the kernels; adding zero turns -0.0 into 0.0
+    lines = points.nan_to_num(0.0, 0.0, 0.0).add_(0.0).transpose(1, 2).contiguous()
+    places, indices = lines.sort(dim=-1, stable=True)
+    order.copy_(indices)
+    return places
+
+
+def _sort_lines(points: Tensor, order: Tensor) -> Tensor:
+    heads, count, dims = points.shape
+    items = next(items for items in (1, 2, 4, 8, _ITEMS) if count <= 1024 * items or items == _ITEMS)
+    length = 1024 * items
+    runs = math.ceil(count / length)
+    defines = (("ITEMS", items),)
+    shared = length * 6 + 32 * 256 * 2 + (256 + 32) * 4
+    rounds = math.ceil(math.log2(runs))
+    # sorted runs and merged ones take turns in two buffers, such that the last one is `order`
+    spare = torch.empty_like(order) if rounds else order
+    here, there = (order, spare) if rounds % 2 == 0 else (spare, order)
+    places = torch.empty(order.shape, dtype=points.dtype, device=points.device)
+    other_places = torch.empty_like(places) if rounds else places
+    with torch.cuda.device(points.device):
+        Kernel(_SORT, "sort_runs", defines)(
+            (heads * dims * runs,), 1024, points, here, places, count, dims, runs, shared=shared
+        )
+        while length < count:
+            grid = (math.ceil(heads * dims * math.ceil(count / 8) / 256),)
+            Kernel(_SORT, "merge_runs", defines)(
+                grid, 256, here, places, there, other_places, heads * dims, count, length
+            )
+            here, there, places, other_places = there, here, other_places, places
+            length *= 2
+    return places
+
+
+def _arrange(points: Points, some: slice) -> _Lines:
+    """The coordinates of some heads in their order."""
+    coordinates, order = points.points[some], points.order[some]
+    places = torch.empty(order.shape, dtype=coordinates.dtype, device=order.device)
+    _, dims, count = order.shape
+    with torch.cuda.device(order.device):
+        grid = (min(math.ceil(places.numel() / 256), 1 << 20),)
+        Kernel(_ARRANGE, "arrange", (("REAL", _REALS[coordinates.dtype]),))(
+            grid, 256, coordinates, order, places, places.numel(), count, dims
+        )
+    return _Lines(places, order)
+
+
+def _groups(problems: int, size: int) -> list[slice]:
+    """As many heads at a time as the work space has room for, of `size` bytes each."""
+    together = max(1, _WORKSPACE // max(size, 1))
+    return [slice(first, min(first + together, problems)) for first in range(0, problems, together)]
 
 
 class _Side:
@@ -137,68 +182,70 @@ def _halved(nodes: Tensor, below: Tensor, terms: Terms, mirrored: bool) -> _Side
     return _Side(nodes.repeat_interleave(2), twice, [True, False] * len(nodes), terms, mirrored)
 
 
-def _walk(
-    sides: list[_Side],
-    sources: Points,
-    targets: Points,
-    rows: Tensor,
-    extra: Tensor,
-    bandwidth: Tensor,
-    out: Tensor,
-    out_extra: Tensor,
-    products: Tensor | None,
-) -> None:
-    """Walk along all lines for all sides, as many heads at a time as the work space has room for."""
-    problems, count, dims = sources.points.shape
-    number, stride = targets.points.shape[1], rows.shape[2]
-    width = _width(stride, rows.dtype)
-    if not (problems and number and count and dims and stride):
-        return
-    bandwidth, extra, out_extra = (part.contiguous() for part in (bandwidth, extra, out_extra))
-    ordered = torch.are_deterministic_algorithms_enabled()
-    blocks, parts = math.ceil(count / _BLOCK), stride // width
-    size = max(side.powers for side in sides) * (width + 1) * blocks * dims * parts
-    together = min(problems, max(1, _WORKSPACE // (8 * size + rows.element_size() * (count + number) * dims)))
-    moments = torch.empty(together * size, dtype=torch.float64, device=rows.device)
-    with torch.cuda.device(rows.device):
-        for first in range(0, problems, together):
-            heads = min(together, problems - first)
-            some = slice(first, first + heads)
-            lines, length = heads * dims, _length(number, heads * dims * parts)
-            segments = math.ceil(number / length)
-            row, weight, tau, into, into_extra = (part[some] for part in (rows, extra, bandwidth, out, out_extra))
-            into_products = None if products is None else products[some]
-            order, target_order = sources.order[some], targets.order[some]
-            places, target_places = (_arrange(part.points[some], part.order[some]) for part in (sources, targets))
-            for side in sides:
-                defines = _defines(side, rows.dtype, width, products is not None, ordered)
-                table, mirrored, warps = _table(side.numbers, rows.device), int(side.mirrored), dict(defines)["WARPS"]
+class _Walk:
+    """A sum of rows `(P, N, C)` for `targets (M, D)`, taken some heads at a time."""
+
+    def __init__(self, sides: list[_Side], rows: Tensor, extra: Tensor, bandwidth: Tensor, targets: tuple[int, int]):
+        self.sides = sides
+        self.width = _width(rows.shape[2], rows.dtype)
+        self.rows, self.extra, self.bandwidth = self.padded(rows), extra.contiguous(), bandwidth.contiguous()
+        self.number, self.dims = targets
+        self.problems, self.count, self.stride = self.rows.shape
+        self.blocks, self.parts = math.ceil(self.count / _BLOCK), self.stride // self.width
+        # of one head
+        self.size = max(side.powers for side in sides) * (self.width + 1) * self.blocks * self.dims * self.parts
+
+    def padded(self, rows: Tensor) -> Tensor:
+        """Rows with as many channels as warps take together."""
+        missing = -rows.shape[2] % self.width
+        return torch.nn.functional.pad(rows, (0, missing)) if missing else rows.contiguous()
+
+    def nothing(self) -> tuple[Tensor, Tensor]:
+        """Zeros to add the sums to."""
+        out = self.rows.new_zeros(self.problems, self.number, self.stride)
+        return out, self.rows.new_zeros(self.problems, self.number)
+
+    def groups(self) -> list[slice]:
+        """The heads that are taken together."""
+        if not (self.number and self.count and self.dims and self.stride):
+            return []
+        return _groups(
+            self.problems, 8 * self.size + 3 * self.rows.element_size() * (self.count + self.number) * self.dims
+        )
+
+    def run(
+        self, some: slice, sources: _Lines, targets: _Lines, out: Tensor, out_extra: Tensor, products: Tensor | None
+    ) -> None:
+        """Walk along the lines of some heads, for all sides."""
+        heads, count, number, dims = some.stop - some.start, self.count, self.number, self.dims
+        lines, blocks, parts = heads * dims, self.blocks, self.parts
+        length = _length(number, lines * parts)
+        segments = math.ceil(number / length)
+        row, extra, tau, out, out_extra = (
+            part[some] for part in (self.rows, self.extra, self.bandwidth, out, out_extra)
+        )
+        products = None if products is None else products[some]
+        moments = torch.empty(heads * self.size, dtype=torch.float64, device=row.device)
+        ordered = torch.are_deterministic_algorithms_enabled()
+        with torch.cuda.device(row.device):
+            for side in self.sides:
+                defines = _defines(side, row.dtype, self.width, products is not None, ordered)
+                table, mirrored, warps = _table(side.numbers, row.device), int(side.mirrored), dict(defines)["WARPS"]
                 Kernel(_WALK, "summarise", defines)(
-                    (math.ceil(lines * blocks / warps), parts), 32 * warps, places, order, row, weight, table, tau,
-                    moments, lines, count, dims, stride, mirrored,
+                    (math.ceil(lines * blocks / warps), parts), 32 * warps, *sources, row, extra, table, tau, moments,
+                    lines, count, dims, self.stride, mirrored,
                 )  # fmt: skip
                 Kernel(_WALK, "accumulate", defines)(
-                    (math.ceil(lines / warps), parts), 32 * warps, places, order, table, tau, moments, lines, count,
-                    dims, mirrored,
+                    (math.ceil(lines / warps), parts), 32 * warps, *sources, table, tau, moments, lines, count, dims,
+                    mirrored,
                 )  # fmt: skip
                 # without atomics, dimension by dimension: a target then has one warp at a time
                 for start, some_dims in ((d, 1) for d in range(dims)) if ordered and products is None else ((0, dims),):
                     Kernel(_WALK, "walk", defines)(
-                        (math.ceil(heads * some_dims * segments / warps), parts), 32 * warps, places, order,
-                        target_places, target_order, row, weight, table, tau, moments, into, into_extra, into_products,
-                        heads, count, number, dims, stride, mirrored, length, start, some_dims,
+                        (math.ceil(heads * some_dims * segments / warps), parts), 32 * warps, *sources, *targets, row,
+                        extra, table, tau, moments, out, out_extra, products, heads, count, number, dims, self.stride,
+                        mirrored, length, start, some_dims,
                     )  # fmt: skip
-
-
-def _arrange(points: Tensor, order: Tensor) -> Tensor:
-    """The coordinates of `points (P, N, D)` in the order `(P, D, N)`."""
-    places = torch.empty(order.shape, dtype=points.dtype, device=points.device)
-    _, dims, count = order.shape
-    grid = (min(math.ceil(places.numel() / 256), 1 << 20),)
-    Kernel(_ARRANGE, "arrange", (("REAL", _REALS[points.dtype]),))(
-        grid, 256, points, order, places, places.numel(), count, dims
-    )
-    return places
 
 
 def _defines(side: _Side, dtype: torch.dtype, width: int, products: bool, ordered: bool) -> Defines:
@@ -229,11 +276,6 @@ def _width(channels: int, dtype: torch.dtype) -> int:
     if channels <= 32:
         return 32
     return 64 if channels <= 64 or dtype == torch.float64 else 128
-
-
-def _padded(rows: Tensor, width: int) -> Tensor:
-    missing = -rows.shape[2] % width
-    return torch.nn.functional.pad(rows, (0, missing)) if missing else rows.contiguous()
 
 
 def _length(number: int, lines: int) -> int:

@@ -37,20 +37,23 @@ __device__ inline unsigned peers_of(word digit) {
     return same;
 }
 
-// Sort every run of RUN keys of `lines (lines, count)`: `order` and `places` are in sorted order, run by run.
+// Sort every dimension of `points (heads, count, dims)` in runs of RUN: `order` and `places (heads, dims, count)` hold
+// the indices and the coordinates, in order run by run.
 //
-// Least significant digit first. A warp owns a stretch of the run and goes through it in order, so equal keys keep theirs.
+// Least significant digit first. A warp owns a stretch of the run and goes through it in order, so equal keys keep
+// theirs.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-sort_runs(const float* lines, int* order, float* places, index_t count, index_t runs) {
+    sort_runs(const float *points, int *order, float *places, index_t count, index_t dims, index_t runs) {
     extern __shared__ word shared[];
-    word* keys = shared;
-    unsigned short* indices = reinterpret_cast<unsigned short*>(keys + RUN);
+    word *keys = shared;
+    unsigned short *indices = reinterpret_cast<unsigned short *>(keys + RUN);
     // how many keys with a digit there are before those of a warp
-    unsigned short* counts = indices + RUN;
-    word* starts = reinterpret_cast<word*>(counts + WARPS * DIGITS);
-    index_t line = blockIdx.x / runs, first = blockIdx.x % runs * RUN;
+    unsigned short *counts = indices + RUN;
+    word *starts = reinterpret_cast<word *>(counts + WARPS * DIGITS);
+    index_t line = blockIdx.x % (gridDim.x / runs), first = blockIdx.x / (gridDim.x / runs) * RUN;
     int number_of = int(min(count - first, index_t(RUN)));
-    lines += line * count + first;
+    // neighbouring blocks read neighbouring dimensions: what one leaves of a sector the next finds in the cache
+    points += (line / dims * count + first) * dims + line % dims;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     unsigned before_me = (1u << lane) - 1;
     word key[ITEMS];
@@ -59,13 +62,13 @@ sort_runs(const float* lines, int* order, float* places, index_t count, index_t 
     for (int i = 0; i < ITEMS; i++) {
         int n = warp * 32 * ITEMS + i * 32 + lane;
         // what is missing in the last run sorts behind all there is
-        key[i] = n < number_of ? pattern(lines[n]) : ALL;
+        key[i] = n < number_of ? pattern(points[n * dims]) : ALL;
         index[i] = n;
     }
     for (int shift = 0; shift < 32; shift += BITS) {
         for (int i = threadIdx.x; i < WARPS * DIGITS; i += THREADS) counts[i] = 0;
         __syncthreads();
-        unsigned short* mine = counts + warp * DIGITS;
+        unsigned short *mine = counts + warp * DIGITS;
 #pragma unroll
         for (int i = 0; i < ITEMS; i++) {
             word digit = key[i] >> shift & (DIGITS - 1);
@@ -131,21 +134,25 @@ sort_runs(const float* lines, int* order, float* places, index_t count, index_t 
 constexpr int MERGED = 8;
 
 // Merge neighbouring sorted runs of `length` into runs twice as long; a thread writes MERGED places.
-extern "C" __global__ void merge_runs(const int* order, const float* places, int* merged_order, float* merged_places,
+extern "C" __global__ void merge_runs(const int *order, const float *places, int *merged_order, float *merged_places,
                                       index_t lines, index_t count, index_t length) {
     index_t pieces = (count + MERGED - 1) / MERGED;
     index_t job = blockIdx.x * index_t(blockDim.x) + threadIdx.x;
     if (job >= lines * pieces) return;
     index_t line = job / pieces, out = job % pieces * MERGED;
     // the length of a run is a multiple of MERGED: a thread's places are in one pair of runs
-    index_t start = out / (2 * length) * (2 * length), middle = min(start + length, count), stop = min(start + 2 * length, count);
+    index_t start = out / (2 * length) * (2 * length), middle = min(start + length, count),
+            stop = min(start + 2 * length, count);
     order += line * count, places += line * count, merged_order += line * count, merged_places += line * count;
     // how many of the first `out - start` places come from the left run
-    index_t diagonal = out - start, low = max(diagonal - (stop - middle), index_t(0)), high = min(diagonal, middle - start);
+    index_t diagonal = out - start, low = max(diagonal - (stop - middle), index_t(0)),
+            high = min(diagonal, middle - start);
     while (low < high) {
         index_t half = (low + high) / 2;
-        if (places[start + half] <= places[middle + diagonal - half - 1]) low = half + 1;
-        else high = half;
+        if (places[start + half] <= places[middle + diagonal - half - 1])
+            low = half + 1;
+        else
+            high = half;
     }
     index_t left = start + low, right = middle + diagonal - low;
     float a = left < middle ? places[left] : 0.0f, b = right < stop ? places[right] : 0.0f;
@@ -156,7 +163,9 @@ extern "C" __global__ void merge_runs(const int* order, const float* places, int
         index_t from = from_left ? left++ : right++;
         merged_order[out + i] = order[from];
         merged_places[out + i] = from_left ? a : b;
-        if (from_left) a = left < middle ? places[left] : 0.0f;
-        else b = right < stop ? places[right] : 0.0f;
+        if (from_left)
+            a = left < middle ? places[left] : 0.0f;
+        else
+            b = right < stop ? places[right] : 0.0f;
     }
 }

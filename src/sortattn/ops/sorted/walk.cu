@@ -1,20 +1,20 @@
 // The walker on the GPU: sums over sorted points of one side of a sided kernel, see walk.py for the mathematics.
 //
-// A line is one dimension of one head, its coordinates in sorted order. `summarise` sums the moments of blocks of sources,
-// `accumulate` carries them along each line in double precision, and `walk` starts anywhere from what they left: one warp
-// takes a run of sorted targets, a lane a few channels of every row.
+// A line is one dimension of one head, its coordinates in sorted order. `summarise` sums the moments of blocks of
+// sources, `accumulate` carries them along each line in double precision, and `walk` starts anywhere from what they
+// left: one warp takes a run of sorted targets, a lane a few channels of every row.
 //
-// A walk goes by batches of at most thirty-two targets and, at every node, thirty-two sources, in the order of the line.
-// All that is a number of its own (the order, weights, the extra scalar) is found by the lanes side by side, one item
-// each; only then do all of them go through the batch, row by row. Coordinates are only ever subtracted, and distances are
-// taken from an origin close by, so an offset of the inputs costs nothing.
+// A walk goes by batches of at most thirty-two targets and, at every node, thirty-two sources, in the order of the
+// line. All that is a number of its own (the order, weights, the extra scalar) is found by the lanes side by side, one
+// item each; only then do all of them go through the batch, row by row. Coordinates are only ever subtracted, and
+// distances are taken from an origin close by, so an offset of the inputs costs nothing.
 //
 // Sources are those below the target. For those above, and for transposed sums, lines are mirrored: read from the
 // other end, with all coordinates negated. Where a tie counts half, its node is there twice with half the coefficients,
 // once with the tie and once without.
 //
-// Macros: REAL and VEC (channels of a lane), NODES and POWERS (coefficients of a polynomial), TIES (bit j: a tie at node
-// j counts), RATE (whether there is an exponential), COMPACT, PRODUCTS (inner products instead of scattered sums),
+// Macros: REAL and VEC (channels of a lane), NODES and POWERS (coefficients of a polynomial), TIES (bit j: a tie at
+// node j counts), RATE (whether there is an exponential), COMPACT, PRODUCTS (inner products instead of scattered sums),
 // WEIGHTED (whether the extra scalars of sources are other than one), ORDERED (no atomics: one dimension of a head at a
 // time), WARPS (of a block).
 
@@ -61,8 +61,8 @@ struct alignas(VEC * sizeof(real)) Row {
 
 // One sorted line of points: dimension d of a head, perhaps mirrored.
 struct Line {
-    const real* places;
-    const int* order;
+    const real *places;
+    const int *order;
     index_t count;
     bool mirrored;
 
@@ -70,7 +70,7 @@ struct Line {
     __device__ real place(index_t i) const { return mirrored ? -places[count - 1 - i] : places[i]; }
 };
 
-__device__ inline Line line_of(const real* places, const int* order, index_t line, index_t count, bool mirrored) {
+__device__ inline Line line_of(const real *places, const int *order, index_t line, index_t count, bool mirrored) {
     return {places + line * count, order + line * count, count, mirrored};
 }
 
@@ -81,7 +81,7 @@ struct Side {
     real rate;
 
     // table: nodes, coefficients, rate; all for a bandwidth of one
-    __device__ Side(const double* table, double tau) {
+    __device__ Side(const double *table, double tau) {
 #pragma unroll
         for (int j = 0; j < NODES; j++) {
             node[j] = real(table[j] * tau);
@@ -93,9 +93,7 @@ struct Side {
     }
 
     // whether a source at t counts for a target at s, at node j
-    __device__ bool passed(int j, real s, real t) const {
-        return TIES >> j & 1 ? s - t >= node[j] : s - t > node[j];
-    }
+    __device__ bool passed(int j, real s, real t) const { return TIES >> j & 1 ? s - t >= node[j] : s - t > node[j]; }
     // the kernel itself, where there is no exponential
     __device__ real value(real s, real t) const {
         real sum = real(0);
@@ -134,12 +132,12 @@ template <typename T> struct Numbers {
             extra[l] = T(0);
         }
     }
-    template <typename S> __device__ void add(const Numbers<S>& other) {
+    template <typename S> __device__ void add(const Numbers<S> &other) {
         add_rows(other);
 #pragma unroll
         for (int l = 0; l < POWERS; l++) extra[l] += T(other.extra[l]);
     }
-    __device__ void add_row(const T (&weight)[POWERS], const Row& row, T scalar) {
+    __device__ void add_row(const T (&weight)[POWERS], const Row &row, T scalar) {
 #pragma unroll
         for (int l = 0; l < POWERS; l++) {
 #pragma unroll
@@ -147,7 +145,7 @@ template <typename T> struct Numbers {
             extra[l] += weight[l] * scalar;
         }
     }
-    template <typename S> __device__ void add_rows(const Numbers<S>& other) {
+    template <typename S> __device__ void add_rows(const Numbers<S> &other) {
 #pragma unroll
         for (int l = 0; l < POWERS; l++) {
 #pragma unroll
@@ -165,7 +163,7 @@ template <typename T> struct Numbers {
         for (int c = 0; c < VEC; c++) at[l][c] *= factor;
         extra[l] *= factor;
     }
-    __device__ void load(const double* place, int lane) {
+    __device__ void load(const double *place, int lane) {
 #pragma unroll
         for (int l = 0; l < POWERS; l++) {
 #pragma unroll
@@ -173,7 +171,7 @@ template <typename T> struct Numbers {
             extra[l] = place[l * (WIDTH + 1) + WIDTH];
         }
     }
-    __device__ void store(double* place, int lane) const {
+    __device__ void store(double *place, int lane) const {
 #pragma unroll
         for (int l = 0; l < POWERS; l++) {
 #pragma unroll
@@ -184,7 +182,7 @@ template <typename T> struct Numbers {
 };
 
 // Factors of y^l e^(-rate y) around an origin, when that moves up by `distance`.
-__device__ inline void move_factors(Numbers<double>& factors, double distance, double rate) {
+__device__ inline void move_factors(Numbers<double> &factors, double distance, double rate) {
     double decay = RATE ? exp(-rate * distance) : 1.0;
 #pragma unroll
     for (int l = 0; l < POWERS; l++) {
@@ -199,7 +197,7 @@ __device__ inline void move_factors(Numbers<double>& factors, double distance, d
 }
 
 // Moments sum z^k e^(-rate z) v of sources at z below an origin, when that moves up by `distance`.
-__device__ inline void move_moments(Numbers<double>& moments, double distance, double rate) {
+__device__ inline void move_moments(Numbers<double> &moments, double distance, double rate) {
     double decay = RATE ? exp(-rate * distance) : 1.0;
 #pragma unroll
     for (int k = POWERS - 1; k >= 0; k--) {
@@ -213,16 +211,17 @@ __device__ inline void move_moments(Numbers<double>& moments, double distance, d
     }
 }
 
-__device__ inline Row load_row(const real* rows, index_t stride, int index, int lane) {
-    return *reinterpret_cast<const Row*>(rows + index * stride + lane * VEC);
+__device__ inline Row load_row(const real *rows, index_t stride, int index, int lane) {
+    return *reinterpret_cast<const Row *>(rows + index * stride + lane * VEC);
 }
 
 // ---- what comes before the walk
 
 // Moments of every block of sources around the first source behind it: (channel blocks, lines, blocks, SIZE).
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-summarise(const real* places, const int* order, const real* rows, const real* scalars, const double* table,
-          const double* taus, double* moments, index_t lines, index_t count, index_t dims, index_t stride, index_t mirrored) {
+    summarise(const real *places, const int *order, const real *rows, const real *scalars, const double *table,
+              const double *taus, double *moments, index_t lines, index_t count, index_t dims, index_t stride,
+              index_t mirrored) {
     index_t blocks = (count + BLOCK - 1) / BLOCK;
     index_t job = blockIdx.x * index_t(WARPS) + threadIdx.x / 32;
     int lane = threadIdx.x % 32;
@@ -260,15 +259,15 @@ summarise(const real* places, const int* order, const real* rows, const real* sc
 
 // From the moments of every block to those of all sources before it, around its first source; in place.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-accumulate(const real* places, const int* order, const double* table, const double* taus, double* moments,
-           index_t lines, index_t count, index_t dims, index_t mirrored) {
+    accumulate(const real *places, const int *order, const double *table, const double *taus, double *moments,
+               index_t lines, index_t count, index_t dims, index_t mirrored) {
     index_t blocks = (count + BLOCK - 1) / BLOCK;
     index_t number = blockIdx.x * index_t(WARPS) + threadIdx.x / 32;
     int lane = threadIdx.x % 32;
     if (number >= lines) return;
     Line line = line_of(places, order, number, count, mirrored);
     double rate = table[NODES + NODES * POWERS] / taus[number / dims];
-    double* place = moments + (blockIdx.y * lines + number) * blocks * SIZE;
+    double *place = moments + (blockIdx.y * lines + number) * blocks * SIZE;
     Numbers<double> state, next;
     state.clear();
     next.load(place, lane);
@@ -302,7 +301,7 @@ template <typename F> __device__ inline int count_before(real numbers, F before)
 }
 
 // The number of sources of a line that a target at s has passed, at node j; all lanes search together.
-__device__ index_t count_passed(const Line& line, const Side& side, int j, real s, int lane) {
+__device__ index_t count_passed(const Line &line, const Side &side, int j, real s, int lane) {
     index_t low = 0, high = line.count;
     while (low < high) {
         index_t step = (high - low + 31) / 32, probe = low + (lane + 1) * step - 1;
@@ -338,19 +337,21 @@ struct Few {
     real place;
 };
 
-__device__ inline void add_to(real* place, const real (&sum)[VEC]) {
+__device__ inline void add_to(real *place, const real (&sum)[VEC]) {
 #if ORDERED
 #pragma unroll
     for (int c = 0; c < VEC; c++) place[c] += sum[c];
 #else
 #if __CUDA_ARCH__ >= 900
     if constexpr (sizeof(real) == 4 && VEC == 2) {
-        asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(place), "f"(float(sum[0])), "f"(float(sum[1 % VEC])) : "memory");
+        asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(place), "f"(float(sum[0])), "f"(float(sum[1 % VEC]))
+                     : "memory");
         return;
     }
     if constexpr (sizeof(real) == 4 && VEC == 4) {
-        asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(place), "f"(float(sum[0])), "f"(float(sum[1 % VEC])),
-                     "f"(float(sum[2 % VEC])), "f"(float(sum[3 % VEC])) : "memory");
+        asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(place), "f"(float(sum[0])),
+                     "f"(float(sum[1 % VEC])), "f"(float(sum[2 % VEC])), "f"(float(sum[3 % VEC]))
+                     : "memory");
         return;
     }
 #endif
@@ -359,7 +360,7 @@ __device__ inline void add_to(real* place, const real (&sum)[VEC]) {
 #endif
 }
 
-__device__ inline void add_to(real* place, real sum) {
+__device__ inline void add_to(real *place, real sum) {
 #if ORDERED
     *place += sum;
 #else
@@ -372,10 +373,10 @@ __device__ inline void add_to(real* place, real sum) {
 // Without PRODUCTS the sums are added to `out (heads, targets, stride)` and `out_extra (heads, targets)`; with it they
 // are multiplied with those rows and scalars, and the inner products are added to `products (heads, targets, dims)`.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, NODES < 3 ? 6 : 4)
-walk(const real* source_places, const int* source_order, const real* target_places, const int* target_order,
-     const real* rows, const real* scalars, const double* table, const double* taus, const double* sums, real* out,
-     real* out_extra, real* products, index_t heads, index_t count, index_t number, index_t dims, index_t stride,
-     index_t mirrored, index_t length, index_t first_dim, index_t some_dims) {
+    walk(const real *source_places, const int *source_order, const real *target_places, const int *target_order,
+         const real *rows, const real *scalars, const double *table, const double *taus, const double *sums, real *out,
+         real *out_extra, real *products, index_t heads, index_t count, index_t number, index_t dims, index_t stride,
+         index_t mirrored, index_t length, index_t first_dim, index_t some_dims) {
     __shared__ alignas(16) Row all_slots[WARPS][STAGE * 32];
     __shared__ Item all_items[WARPS][BATCH];
     __shared__ Few all_windows[COMPACT ? WARPS : 1][COMPACT ? BATCH : 1];
@@ -384,9 +385,9 @@ walk(const real* source_places, const int* source_order, const real* target_plac
     index_t job = blockIdx.x * index_t(WARPS) + warp;
     if (job >= heads * some_dims * segments) return;
     index_t segment = job % segments, p = job / segments / some_dims, d = first_dim + job / segments % some_dims;
-    Row* slots = all_slots[warp];
-    Item* items = all_items[warp];
-    Few* windows = all_windows[COMPACT ? warp : 0];
+    Row *slots = all_slots[warp];
+    Item *items = all_items[warp];
+    Few *windows = all_windows[COMPACT ? warp : 0];
     rows += p * count * stride + blockIdx.y * WIDTH;
     out += p * number * stride + blockIdx.y * WIDTH;
     out_extra += p * number;
@@ -419,7 +420,8 @@ walk(const real* source_places, const int* source_order, const real* target_plac
                 real each[POWERS];
 #pragma unroll
                 for (int l = 0; l < POWERS; l++) each[l] = __shfl_sync(ALL, there ? weight[l] : real(0), i);
-                some.add_row(each, load_row(rows, stride, __shfl_sync(ALL, index, i), lane), __shfl_sync(ALL, scalar, i));
+                some.add_row(each, load_row(rows, stride, __shfl_sync(ALL, index, i), lane),
+                             __shfl_sync(ALL, scalar, i));
             }
             state.add(some);
         }
@@ -435,7 +437,8 @@ walk(const real* source_places, const int* source_order, const real* target_plac
         if (block > 0) {
             Numbers<double> moments;
             moments.load(sums + block * SIZE, lane);
-            move_moments(moments, double(origin) - double(source_line.place(block * BLOCK)) - double(side.node[j]), side.rate);
+            move_moments(moments, double(origin) - double(source_line.place(block * BLOCK)) - double(side.node[j]),
+                         side.rate);
 #pragma unroll
             for (int l = 0; l < POWERS; l++) {
 #pragma unroll
@@ -524,107 +527,108 @@ walk(const real* source_places, const int* source_order, const real* target_plac
                 items[where].tag = source[j];
                 side.weights(j, origin - t[j] - side.node[j], items[where].weight);
             }
-            int number = __popc(__ballot_sync(ALL, here));
-            passed[j] += number;
-            total += number;
+            int many = __popc(__ballot_sync(ALL, here));
+            passed[j] += many;
+            total += many;
         }
         at += taken;
         __syncwarp();
 
         for (int first = 0; first < total; first += STAGE) {
-        Item mine = items[first + lane];
-        bool is_source = first + lane < total && mine.tag >= 0, is_target = first + lane < total && mine.tag < 0;
-        int staged = min(total - first, STAGE);
+            Item mine = items[first + lane];
+            bool is_source = first + lane < total && mine.tag >= 0, is_target = first + lane < total && mine.tag < 0;
+            int staged = min(total - first, STAGE);
 
-        // rows of sources, and with PRODUCTS those of targets, sixteen bytes at a time
-        constexpr int PIECES = sizeof(Row) * 32 / 16;
+            // rows of sources, and with PRODUCTS those of targets, sixteen bytes at a time
+            constexpr int PIECES = sizeof(Row) * 32 / 16;
 #pragma unroll
-        for (int i = 0; i < STAGE; i += 32 / PIECES) {
-            int l = i + lane / PIECES, tag = __shfl_sync(ALL, mine.tag, l);
-            if (l < staged && (PRODUCTS || tag >= 0)) {
-                const real* row = tag >= 0 ? rows + tag * stride : out + ~tag * stride;
-                unsigned slot = unsigned(__cvta_generic_to_shared(slots + l * 32)) + lane % PIECES * 16;
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(slot),
-                             "l"(reinterpret_cast<const char*>(row) + lane % PIECES * 16)
-                             : "memory");
+            for (int i = 0; i < STAGE; i += 32 / PIECES) {
+                int l = i + lane / PIECES, tag = __shfl_sync(ALL, mine.tag, l);
+                if (l < staged && (PRODUCTS || tag >= 0)) {
+                    const real *row = tag >= 0 ? rows + tag * stride : out + ~tag * stride;
+                    unsigned slot = unsigned(__cvta_generic_to_shared(slots + l * 32)) + lane % PIECES * 16;
+                    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(slot),
+                                 "l"(reinterpret_cast<const char *>(row) + lane % PIECES * 16)
+                                 : "memory");
+                }
             }
-        }
-        asm volatile("cp.async.commit_group;");
+            asm volatile("cp.async.commit_group;");
 
-        // the extra scalar, while they are on their way
-        real scalar = !is_source ? real(0) : WEIGHTED ? scalars[mine.tag] : real(1), extra = real(0);
+            // the extra scalar, while they are on their way
+            real scalar = !is_source ? real(0) : WEIGHTED ? scalars[mine.tag] : real(1), extra = real(0);
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) {
-            real sum = scan(scalar * mine.weight[l], lane);
-            extra += mine.weight[l] * (real(state.extra[l]) + sum);
-            state.extra[l] += double(__shfl_sync(ALL, sum, 31));
-        }
-        if (COMPACT && is_target) {
-            Few window = windows[first + lane];
-            if (window.number >= 0) extra = real(0);
-            for (index_t n = window.first; n < window.first + window.number; n++) {
-                extra += side.value(window.place, source_line.place(n)) * (WEIGHTED ? scalars[source_line.index(n)] : real(1));
+            for (int l = 0; l < POWERS; l++) {
+                real sum = scan(is_source ? scalar * mine.weight[l] : real(0), lane);
+                extra += mine.weight[l] * (real(state.extra[l]) + sum);
+                state.extra[l] += double(__shfl_sync(ALL, sum, 31));
             }
-        }
-
-        Numbers<real> base, local;
-        base.clear(), local.clear();
-        base.add(state);
-        asm volatile("cp.async.wait_all;" ::: "memory");
-        __syncwarp();
-#pragma unroll 4
-        for (int l = 0; l < staged; l++) {
-            Item item = items[first + l];
-            if (item.tag >= 0) {
-                local.add_row(item.weight, slots[l * 32 + lane], real(0));
-                continue;
-            }
-            real sum[VEC];
-#pragma unroll
-            for (int c = 0; c < VEC; c++) sum[c] = real(0);
-            Few window = COMPACT ? windows[first + l] : Few{0, -1, real(0)};
-            if (window.number >= 0) {
+            if (COMPACT && is_target) {
+                Few window = windows[first + lane];
+                if (window.number >= 0) extra = real(0);
                 for (index_t n = window.first; n < window.first + window.number; n++) {
-                    real weight = side.value(window.place, source_line.place(n));
-                    Row row = load_row(rows, stride, source_line.index(n), lane);
-#pragma unroll
-                    for (int c = 0; c < VEC; c++) sum[c] += weight * row.at[c];
-                }
-            } else {
-#pragma unroll
-                for (int k = 0; k < POWERS; k++) {
-#pragma unroll
-                    for (int c = 0; c < VEC; c++) sum[c] += item.weight[k] * (base.at[k][c] + local.at[k][c]);
+                    extra += side.value(window.place, source_line.place(n)) *
+                             (WEIGHTED ? scalars[source_line.index(n)] : real(1));
                 }
             }
+
+            Numbers<real> base, local;
+            base.clear(), local.clear();
+            base.add(state);
+            asm volatile("cp.async.wait_all;" ::: "memory");
+            __syncwarp();
+#pragma unroll 4
+            for (int l = 0; l < staged; l++) {
+                Item item = items[first + l];
+                if (item.tag >= 0) {
+                    local.add_row(item.weight, slots[l * 32 + lane], real(0));
+                    continue;
+                }
+                real sum[VEC];
+#pragma unroll
+                for (int c = 0; c < VEC; c++) sum[c] = real(0);
+                Few window = COMPACT ? windows[first + l] : Few{0, -1, real(0)};
+                if (window.number >= 0) {
+                    for (index_t n = window.first; n < window.first + window.number; n++) {
+                        real weight = side.value(window.place, source_line.place(n));
+                        Row row = load_row(rows, stride, source_line.index(n), lane);
+#pragma unroll
+                        for (int c = 0; c < VEC; c++) sum[c] += weight * row.at[c];
+                    }
+                } else {
+#pragma unroll
+                    for (int k = 0; k < POWERS; k++) {
+#pragma unroll
+                        for (int c = 0; c < VEC; c++) sum[c] += item.weight[k] * (base.at[k][c] + local.at[k][c]);
+                    }
+                }
+                if (PRODUCTS) {
+                    Row other = slots[l * 32 + lane];
+                    real product = real(0);
+#pragma unroll
+                    for (int c = 0; c < VEC; c++) product += sum[c] * other.at[c];
+                    // what the lanes have is summed below, all targets side by side
+                    __syncwarp();
+                    reinterpret_cast<real *>(slots + l * 32)[lane] = product;
+                } else {
+                    add_to(out + ~item.tag * stride + lane * VEC, sum);
+                }
+            }
+            state.add_rows(local);
+            __syncwarp();
             if (PRODUCTS) {
-                Row other = slots[l * 32 + lane];
-                real product = real(0);
-#pragma unroll
-                for (int c = 0; c < VEC; c++) product += sum[c] * other.at[c];
-                // what the lanes have is summed below, all targets side by side
-                __syncwarp();
-                reinterpret_cast<real*>(slots + l * 32)[lane] = product;
-            } else {
-                add_to(out + ~item.tag * stride + lane * VEC, sum);
+                real sum = real(0);
+                const real *parts = reinterpret_cast<const real *>(slots + lane * 32);
+                // each lane starts elsewhere, so that they meet in no bank
+                if (is_target) {
+                    for (int i = 0; i < 32; i++) sum += parts[(i + lane) % 32];
+                    // the extra scalar belongs to the first block of channels
+                    if (blockIdx.y == 0) sum += extra * out_extra[~mine.tag];
+                    add_to(products + (p * number + ~mine.tag) * dims + d, sum);
+                }
+            } else if (is_target && blockIdx.y == 0) {
+                add_to(out_extra + ~mine.tag, extra);
             }
-        }
-        state.add_rows(local);
-        __syncwarp();
-        if (PRODUCTS) {
-            real sum = real(0);
-            const real* parts = reinterpret_cast<const real*>(slots + lane * 32);
-            // each lane starts elsewhere, so that they meet in no bank
-            if (is_target) {
-                for (int i = 0; i < 32; i++) sum += parts[(i + lane) % 32];
-                // the extra scalar belongs to the first block of channels
-                if (blockIdx.y == 0) sum += extra * out_extra[~mine.tag];
-                add_to(products + (p * number + ~mine.tag) * dims + d, sum);
-            }
-        } else if (is_target && blockIdx.y == 0) {
-            add_to(out_extra + ~mine.tag, extra);
-        }
-        __syncwarp();
+            __syncwarp();
         }
     }
 }
