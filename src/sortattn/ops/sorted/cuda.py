@@ -18,7 +18,7 @@ _REALS = {torch.float32: "float", torch.float64: "double"}
 # keys of a thread of a block that sorts, at most: sixteen thousand in its shared memory
 _ITEMS = 16
 # as in walk.cu
-_BLOCK = 256
+_BLOCK, _WARPS = 256, 4
 # sorted targets that one warp walks: at most, and at least where there are few of them
 _LONG, _SHORT = 1024, 128
 # warps that keep a large GPU busy
@@ -230,32 +230,29 @@ class _Walk:
         with torch.cuda.device(row.device):
             for side in self.sides:
                 defines = _defines(side, row.dtype, self.width, products is not None, ordered)
-                table, mirrored, warps = _table(side.numbers, row.device), int(side.mirrored), dict(defines)["WARPS"]
+                table, mirrored = _table(side.numbers, row.device), int(side.mirrored)
                 Kernel(_WALK, "summarise", defines)(
-                    (math.ceil(lines * blocks / warps), parts), 32 * warps, *sources, row, extra, table, tau, moments,
+                    (math.ceil(lines * blocks / _WARPS), parts), 32 * _WARPS, *sources, row, extra, table, tau, moments,
                     lines, count, dims, self.stride, mirrored,
                 )  # fmt: skip
                 Kernel(_WALK, "accumulate", defines)(
-                    (math.ceil(lines / warps), parts), 32 * warps, *sources, table, tau, moments, lines, count, dims,
+                    (math.ceil(lines / _WARPS), parts), 32 * _WARPS, *sources, table, tau, moments, lines, count, dims,
                     mirrored,
                 )  # fmt: skip
                 # without atomics, dimension by dimension: a target then has one warp at a time
                 for start, some_dims in ((d, 1) for d in range(dims)) if ordered and products is None else ((0, dims),):
                     Kernel(_WALK, "walk", defines)(
-                        (math.ceil(heads * some_dims * segments / warps), parts), 32 * warps, *sources, *targets, row,
+                        (heads * some_dims * segments, parts), 32, *sources, *targets, row,
                         extra, table, tau, moments, out, out_extra, products, heads, count, number, dims, self.stride,
                         mirrored, length, start, some_dims,
                     )  # fmt: skip
 
 
 def _defines(side: _Side, dtype: torch.dtype, width: int, products: bool, ordered: bool) -> Defines:
-    # shared memory: rows of thirty-two items for every warp, and the items of a batch
-    each = 32 * width * dtype.itemsize + 32 * (side.nodes + 1) * (side.powers + 5) * dtype.itemsize
-    warps = 4
-    while warps > 1 and warps * each > 48 << 10:
-        warps //= 2
+    # shared memory: rows of thirty-two items, and all items of a batch
+    each = 32 * width * dtype.itemsize + 32 * (side.nodes + 1) * (side.powers + 6) * dtype.itemsize
     if each > 48 << 10:
-        raise RuntimeError(f"the sorted backend has no room for {side.nodes} nodes on this device; use backend='tiled'")
+        raise RuntimeError(f"the sorted backend has no room for {side.nodes} nodes on a GPU; use backend='tiled'")
     return (
         ("REAL", _REALS[dtype]),
         ("VEC", width // 32),
@@ -267,7 +264,6 @@ def _defines(side: _Side, dtype: torch.dtype, width: int, products: bool, ordere
         ("PRODUCTS", int(products)),
         ("WEIGHTED", 1),
         ("ORDERED", int(ordered)),
-        ("WARPS", warps),
     )
 
 

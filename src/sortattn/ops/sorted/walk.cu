@@ -16,12 +16,14 @@
 // Macros: REAL and VEC (channels of a lane), NODES and POWERS (coefficients of a polynomial), TIES (bit j: a tie at
 // node j counts), RATE (whether there is an exponential), COMPACT, PRODUCTS (inner products instead of scattered sums),
 // WEIGHTED (whether the extra scalars of sources are other than one), ORDERED (no atomics: one dimension of a head at a
-// time), WARPS (of a block).
+// time).
 
 typedef REAL real;
 typedef long long index_t;
 
 constexpr unsigned ALL = 0xffffffffu;
+// of a block that sums moments; one that walks has a single warp, as some walks take longer than others
+constexpr int WARPS = 4;
 // items of a batch, and those whose rows are in shared memory at a time
 constexpr int BATCH = 32 * (NODES + 1);
 constexpr int STAGE = 32;
@@ -372,22 +374,18 @@ __device__ inline void add_to(real *place, real sum) {
 //
 // Without PRODUCTS the sums are added to `out (heads, targets, stride)` and `out_extra (heads, targets)`; with it they
 // are multiplied with those rows and scalars, and the inner products are added to `products (heads, targets, dims)`.
-extern "C" __global__ void __launch_bounds__(32 * WARPS, NODES < 3 ? 6 : 4)
+extern "C" __global__ void __launch_bounds__(32, NODES < 3 ? 24 : 18)
     walk(const real *source_places, const int *source_order, const real *target_places, const int *target_order,
          const real *rows, const real *scalars, const double *table, const double *taus, const double *sums, real *out,
          real *out_extra, real *products, index_t heads, index_t count, index_t number, index_t dims, index_t stride,
          index_t mirrored, index_t length, index_t first_dim, index_t some_dims) {
-    __shared__ alignas(16) Row all_slots[WARPS][STAGE * 32];
-    __shared__ Item all_items[WARPS][BATCH];
-    __shared__ Few all_windows[COMPACT ? WARPS : 1][COMPACT ? BATCH : 1];
+    __shared__ alignas(16) Row slots[STAGE * 32];
+    __shared__ Item items[BATCH];
+    __shared__ Few windows[COMPACT ? BATCH : 1];
     index_t segments = (number + length - 1) / length;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    index_t job = blockIdx.x * index_t(WARPS) + warp;
-    if (job >= heads * some_dims * segments) return;
-    index_t segment = job % segments, p = job / segments / some_dims, d = first_dim + job / segments % some_dims;
-    Row *slots = all_slots[warp];
-    Item *items = all_items[warp];
-    Few *windows = all_windows[COMPACT ? warp : 0];
+    int lane = threadIdx.x;
+    index_t segment = blockIdx.x % segments, p = blockIdx.x / segments / some_dims;
+    index_t d = first_dim + blockIdx.x / segments % some_dims;
     rows += p * count * stride + blockIdx.y * WIDTH;
     out += p * number * stride + blockIdx.y * WIDTH;
     out_extra += p * number;
