@@ -15,7 +15,7 @@ using T = NUMBER;
 constexpr Kind KIND = KERNEL;
 constexpr bool SINGLE = sizeof(T) == 4;
 constexpr int THREADS = 128, DOWN = 8, ACROSS = 16;
-constexpr int OTHER = 2 * OWN, TM = OWN / DOWN, TN = OTHER / ACROSS;
+constexpr int OTHER = 2 * OWN, TM = OWN / DOWN, TN = OTHER / ACROSS, PARTS = THREADS / OWN;
 // columns of a tile; four more keep the rows of neighbouring threads in different banks
 constexpr int WIDTH = 64, STRIDE = WIDTH + 4, ACROSS_STRIDE = OWN + 4;
 constexpr bool ADDITIVE = KIND != LAPLACE && KIND != RIESZ;
@@ -23,6 +23,8 @@ constexpr bool STATIONARY = KIND != ADD_RIESZ && KIND != RIESZ;
 // kernels with a table have no neutral number to fill up a tile with, and take one dimension at a time
 constexpr bool TABLE = KIND == SPLINE || KIND == POLYNOMIAL_EXPONENTIAL;
 constexpr int STEP = TABLE ? 1 : 4;
+// the derivative is a sign, 1 - 2 step: the ones are summed apart
+constexpr bool SIGNS = KIND == ADD_RIESZ || KIND == LAPLACE;
 // e^-|s - t| as the lesser of e^s e^-t and e^-s e^t: a point is two numbers then
 constexpr bool FACTORS = KIND == ADD_LAPLACE && SINGLE;
 // beyond 2^28 on either side a factor has lost digits of its point
@@ -42,7 +44,7 @@ struct Shared {
     T scores[OTHER * ACROSS_STRIDE];
     T own_norm[OWN], other_norm[OTHER];
     T query_total[OTHER], query_shift[OTHER];
-    T halves[2][OWN];
+    T halves[2][OWN], parts[PARTS][OWN];
     T change[OWN];
     int own_mark[OWN], other_mark[OTHER];
 };
@@ -162,9 +164,9 @@ inline T whole(T sum, T own_norm, T other_norm, const Numbers& numbers, int dims
     return sum;
 }
 
-// the derivative of a term by the query, in units of 1 / tau; at a kink the mean of both sides
+// the derivative of a term by the query, in units of 1 / tau; at a kink the mean of both sides; with SIGNS, its step
 inline T slope(T difference, const Numbers& numbers) {
-    if constexpr (KIND == ADD_RIESZ || KIND == LAPLACE) return -sign(difference);
+    if constexpr (SIGNS) return step(difference);
     // the factor 1 / |q - k| is in the scores already
     if constexpr (KIND == RIESZ) return -difference;
     if constexpr (KIND == ADD_BUMP) return -sign(difference) * step(numbers.edge - fabs(difference));
@@ -462,9 +464,25 @@ inline void meet(Shared& shared, T (&part)[TM], Op op) {
     }
 }
 
-inline void meet_sum(Shared& shared, T (&part)[TM]) {
-    meet(shared, part, [](T a, T b) { return a + b; });
-}
+// This thread's part of the sum of a row of the scores; after the last tile they are put together.
+struct RowSum {
+    int row = threadIdx.x % OWN, part = threadIdx.x / OWN;
+    T running = 0;
+
+    void add(const Shared& shared) {
+        T fresh[4] = {};
+#pragma unroll 4
+        for (int n = 0; n < OTHER / PARTS; ++n)
+            fresh[n % 4] += shared.scores[(part * (OTHER / PARTS) + n) * ACROSS_STRIDE + row];
+        running += fresh[0] + fresh[1] + (fresh[2] + fresh[3]);
+    }
+    void leave(Shared& shared) const { shared.parts[part][row] = running; }
+    static T whole(const Shared& shared, int row) {
+        T sum = 0;
+        for (int part = 0; part < PARTS; ++part) sum += shared.parts[part][row];
+        return sum;
+    }
+};
 
 // what a thread holds of every chunk
 template <bool TENSOR>
@@ -537,7 +555,8 @@ forward(const T* query, const T* key, const T* value, const T* weight, const T* 
     __syncthreads();
     int reach = widest<false>(shared);
 
-    T running[CHUNKS][TM][4] = {}, totals[TM] = {}, shifts[TM];
+    T running[CHUNKS][TM][4] = {}, shifts[TM];
+    RowSum totals;
     for (int i = 0; i < TM; ++i) shifts[i] = -infinity();
 #pragma unroll 1
     for (int first = 0; first < columns; first += OTHER) {
@@ -572,20 +591,15 @@ forward(const T* query, const T* key, const T* value, const T* weight, const T* 
                 // a row that has seen nothing yet has no scale to change
                 T change = shifts[i] == -infinity() ? T(0) : exp(shifts[i] - after);
                 if (place.across == 0) shared.change[row] = change;
-                totals[i] *= change;
                 shifts[i] = after;
                 for (int j = 0; j < TN; ++j) scores[i][j] = exp(scores[i][j] - (after == -infinity() ? T(0) : after));
             }
         }
-#pragma unroll
-        for (int i = 0; i < TM; ++i) {
-            T fresh = 0;
-#pragma unroll
-            for (int j = 0; j < TN; ++j) fresh += scores[i][j];
-            totals[i] += fresh;
-        }
         __syncthreads();
         keep(shared, scores);
+        __syncthreads();
+        if constexpr (KIND == LAPLACE) totals.running *= shared.change[totals.row];
+        totals.add(shared);
 #pragma unroll 1
         for (int chunk = 0; chunk < CHUNKS && chunk * WIDTH < channels; ++chunk) {
             if (chunk) __syncthreads();
@@ -598,15 +612,15 @@ forward(const T* query, const T* key, const T* value, const T* weight, const T* 
     }
 
     put<SINGLE>(sums + p * rows * channels, spot.first, rows, channels, running);
-    // `halves` may still be read by the last tile
+    totals.leave(shared);
+    // the last tile may not be done with `change`
     __syncthreads();
-    meet_sum(shared, totals);
     if (KIND == LAPLACE && place.across == 0)
         for (int i = 0; i < TM; ++i) shared.change[place.row(i)] = shifts[i] == -infinity() ? T(0) : shifts[i];
     __syncthreads();
     int row = threadIdx.x;
     if (row < OWN && spot.first + row < rows) {
-        total[p * rows + spot.first + row] = shared.halves[0][row] + shared.halves[1][row];
+        total[p * rows + spot.first + row] = RowSum::whole(shared, row);
         shift[p * rows + spot.first + row] = KIND == LAPLACE ? shared.change[row] : T(0);
     }
 }
@@ -680,7 +694,8 @@ inline void backward(const Inputs& in, T* grad_points, T* grad_values, double* m
     __syncthreads();
     int reach = widest<KEYS>(shared);
 
-    T running[CHUNKS][TM][4] = {}, running_values[KEYS ? CHUNKS : 1][TM][4] = {}, totals[TM] = {};
+    T running[CHUNKS][TM][4] = {}, running_values[KEYS ? CHUNKS : 1][TM][4] = {};
+    RowSum totals;
 #pragma unroll 1
     for (int first = 0; first < other_rows; first += OTHER) {
         bool any = false;
@@ -724,19 +739,25 @@ inline void backward(const Inputs& in, T* grad_points, T* grad_values, double* m
 
         T scores[TM][TN];
         score_gradients<KEYS>(shared, own_vectors, other_vectors, spot.first, first, scores);
-#pragma unroll
-        for (int i = 0; i < TM; ++i) {
-            T fresh = 0;
-#pragma unroll
-            for (int j = 0; j < TN; ++j) {
-                fresh += scores[i][j];
-                // a pair that is not seen has no gradient, whatever its factor
-                if constexpr (!ADDITIVE) scores[i][j] = scores[i][j] == 0 ? T(0) : scores[i][j] * factors[i][j];
-            }
-            totals[i] += fresh;
-        }
         __syncthreads();
+        if constexpr (KIND == RIESZ) {
+            // the derivative of the norms is without the factor
+            keep(shared, scores);
+            __syncthreads();
+            totals.add(shared);
+            __syncthreads();
+        }
+        if constexpr (!ADDITIVE)
+#pragma unroll
+            for (int i = 0; i < TM; ++i)
+#pragma unroll
+                // a pair that is not seen has no gradient, whatever its factor
+                for (int j = 0; j < TN; ++j) scores[i][j] = scores[i][j] == 0 ? T(0) : scores[i][j] * factors[i][j];
         keep(shared, scores);
+        if constexpr (SIGNS) {
+            __syncthreads();
+            totals.add(shared);
+        }
 #pragma unroll 1
         for (int chunk = 0; chunk < CHUNKS && chunk * WIDTH < in.dims; ++chunk) {
             if (chunk) __syncthreads();
@@ -758,8 +779,7 @@ inline void backward(const Inputs& in, T* grad_points, T* grad_values, double* m
         }
     }
 
-    __syncthreads();
-    meet_sum(shared, totals);
+    totals.leave(shared);
     __syncthreads();
     double moments = 0;
 #pragma unroll
@@ -768,10 +788,11 @@ inline void backward(const Inputs& in, T* grad_points, T* grad_values, double* m
         for (int i = 0; i < TM; ++i) {
             int row = place.down * TM + i, column = chunk * WIDTH + place.across * 4;
             auto point = own.get<4>(spot.first + row, column, 0);
-            T total = shared.halves[0][row] + shared.halves[1][row];
+            T total = RowSum::whole(shared, row);
 #pragma unroll
             for (int c = 0; c < 4; ++c) {
-                T gradient = KEYS ? -running[chunk][i][c] : running[chunk][i][c];
+                T gradient = SIGNS ? total - 2 * running[chunk][i][c] : running[chunk][i][c];
+                if (KEYS) gradient = -gradient;
                 gradient = (gradient + norm_slope(point.x[c], shared.own_norm[row]) * total) / numbers.tau;
                 running[chunk][i][c] = gradient;
                 bool inside = spot.first + row < own.count && column + c < own.width;
