@@ -89,6 +89,22 @@ inline double step(double x) { return 0.5 + 0.5 * sign(x); }
 inline float positive_part(float x) { return __saturatef(x); }
 inline double positive_part(double x) { return x > 0 ? x : 0.0; }
 
+// ---- tensor cores
+
+// a 16 x 8 tile += 16 x 8 times 8 x 8, of numbers with 11 digits
+inline void multiply(float& s, float& t, float& u, float& v, const unsigned (&a)[4], const unsigned (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(s), "+f"(t), "+f"(u), "+f"(v)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// x as a number with 11 digits, rounded, and the rest of it
+inline void split(float x, unsigned& large, unsigned& small) {
+    large = (__float_as_uint(x) + 0x1000) & 0xffffe000;
+    small = __float_as_uint(x - __uint_as_float(large));
+}
+
 // ---- kernels
 
 // what a kernel knows of its problem
@@ -335,7 +351,57 @@ inline void distances(Shared& shared, const Rows& own, const Rows& other, int ow
     }
 }
 
+// Where a thread's TM x TN numbers lie in a tile of OWN x OTHER: in a grid, or as tensor cores hold them.
+template <bool TENSOR>
+struct Cell {
+    static int row(int i, int j) {
+        int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        return TENSOR ? warp % 2 * 32 + i / 4 * 16 + i % 4 / 2 * 8 + lane / 4 : Place().row(i);
+    }
+    static int column(int i, int j) {
+        int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        return TENSOR ? warp / 2 * 64 + j * 8 + lane % 4 * 2 + i % 2 : Place().column(j);
+    }
+};
+
+inline void multiply_rows(const Shared& shared, int count, T (&sums)[TM][TN]) {
+    combine<4>(shared.scores, shared.second, count, sums, [](T& sum, const Vector<4>& own, const Vector<4>& other, int, int) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum += own.x[e] * other.x[e];
+    });
+}
+
+// the same on tensor cores
+inline void multiply_rows_there(const Shared& shared, int count, float (&sums)[8][8]) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const T* own = shared.scores + (warp % 2 * 32 + lane / 4) * STRIDE + lane % 4;
+    const T* other = shared.second + (warp / 2 * 64 + lane / 4) * STRIDE + lane % 4;
+#pragma unroll 1
+    for (int c = 0; c < count; c += 8) {
+        unsigned a[2][2][4];
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) split(own[(i * 16 + e % 2 * 8) * STRIDE + c + e / 2 * 4], a[i][0][e], a[i][1][e]);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            unsigned b[2][2];
+#pragma unroll
+            for (int e = 0; e < 2; ++e) split(other[j * 8 * STRIDE + c + e * 4], b[0][e], b[1][e]);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                float &s = sums[i * 4][j], &t = sums[i * 4 + 1][j], &u = sums[i * 4 + 2][j], &v = sums[i * 4 + 3][j];
+                multiply(s, t, u, v, a[i][0], b[1]);
+                multiply(s, t, u, v, a[i][1], b[0]);
+                multiply(s, t, u, v, a[i][0], b[0]);
+            }
+        }
+    }
+}
+inline void multiply_rows_there(const Shared& shared, int count, double (&sums)[TM][TN]) {}
+
 // the inner products of the rows, summed over all columns; both tiles are free to be written
+template <bool TENSOR>
 inline void products(Shared& shared, const Rows& own, const Rows& other, int own_first, int other_first, T (&sums)[TM][TN]) {
     for (int i = 0; i < TM; ++i)
         for (int j = 0; j < TN; ++j) sums[i][j] = 0;
@@ -346,19 +412,20 @@ inline void products(Shared& shared, const Rows& own, const Rows& other, int own
         load<OTHER>(shared.second, other, other_first, c);
         __syncthreads();
         int count = own.width - c < WIDTH ? own.width - c : WIDTH;
-        combine<4>(shared.scores, shared.second, count, sums, [](T& sum, const Vector<4>& own, const Vector<4>& other, int, int) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) sum += own.x[e] * other.x[e];
-        });
+        if constexpr (TENSOR)
+            multiply_rows_there(shared, count, sums);
+        else
+            multiply_rows(shared, count, sums);
     }
 }
 
+template <bool TENSOR>
 inline void keep(Shared& shared, const T (&scores)[TM][TN]) {
-    Place place;
+    using Here = Cell<TENSOR>;
 #pragma unroll
     for (int i = 0; i < TM; ++i)
 #pragma unroll
-        for (int j = 0; j < TN; ++j) shared.scores[place.column(j) * ACROSS_STRIDE + place.row(i)] = scores[i][j];
+        for (int j = 0; j < TN; ++j) shared.scores[Here::column(i, j) * ACROSS_STRIDE + Here::row(i, j)] = scores[i][j];
 }
 
 // fresh[i][c] = op(fresh[i][c], score of own row i, column c of the other row), over all other rows
@@ -391,20 +458,6 @@ struct Held {
     }
 };
 
-// a 16 x 8 tile += 16 x 8 times 8 x 8, of numbers with 11 digits
-inline void multiply(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-// x as a number with 11 digits, rounded, and the rest of it
-inline void split(float x, unsigned& large, unsigned& small) {
-    large = (__float_as_uint(x) + 0x1000) & 0xffffe000;
-    small = __float_as_uint(x - __uint_as_float(large));
-}
-
 // running += scores times rows, on tensor cores. Three products of halves lose no more digits than float32 does. As the
 // cores truncate their sums, these are short, and those of the small parts apart.
 inline void add_rows(const Shared& shared, float (&running)[8][4], bool ordinary) {
@@ -434,9 +487,10 @@ inline void add_rows(const Shared& shared, float (&running)[8][4], bool ordinary
             for (int i = 0; i < 2; ++i)
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
-                    multiply(large[i * 4 + j], a[i][0], b[j][0]);
-                    multiply(small[i * 4 + j], a[i][0], b[j][1]);
-                    multiply(small[i * 4 + j], a[i][1], b[j][0]);
+                    float(&more)[4] = large[i * 4 + j], (&less)[4] = small[i * 4 + j];
+                    multiply(more[0], more[1], more[2], more[3], a[i][0], b[j][0]);
+                    multiply(less[0], less[1], less[2], less[3], a[i][0], b[j][1]);
+                    multiply(less[0], less[1], less[2], less[3], a[i][1], b[j][0]);
                 }
         }
 #pragma unroll
@@ -596,7 +650,7 @@ forward(const T* query, const T* key, const T* value, const T* weight, const T* 
             }
         }
         __syncthreads();
-        keep(shared, scores);
+        keep<false>(shared, scores);
         __syncthreads();
         if constexpr (KIND == LAPLACE) totals.running *= shared.change[totals.row];
         totals.add(shared);
@@ -633,15 +687,14 @@ struct Inputs {
 };
 
 // the gradients by the scores, sum over c of grad[m][c] value[n][c] + grad_total[m], zero for pairs that are not seen
-template <bool KEYS>
+template <bool KEYS, bool TENSOR>
 inline void score_gradients(Shared& shared, const Rows& own, const Rows& other, int own_first, int other_first, T (&scores)[TM][TN]) {
-    products(shared, own, other, own_first, other_first, scores);
-    Place place;
+    products<TENSOR>(shared, own, other, own_first, other_first, scores);
 #pragma unroll
     for (int i = 0; i < TM; ++i)
 #pragma unroll
         for (int j = 0; j < TN; ++j) {
-            int m = place.row(i), n = place.column(j);
+            int m = Cell<TENSOR>::row(i, j), n = Cell<TENSOR>::column(i, j);
             T sum = scores[i][j] + shared.query_total[KEYS ? n : m];
             scores[i][j] = seen<KEYS>(shared.own_mark[m], shared.other_mark[n]) ? sum : T(0);
         }
@@ -726,7 +779,7 @@ inline void backward(const Inputs& in, T* grad_points, T* grad_values, double* m
                 }
             __syncthreads();
             if constexpr (KEYS) {
-                keep(shared, scores);
+                keep<false>(shared, scores);
 #pragma unroll 1
                 for (int chunk = 0; chunk < CHUNKS && chunk * WIDTH < in.channels; ++chunk) {
                     if (chunk) __syncthreads();
@@ -737,12 +790,14 @@ inline void backward(const Inputs& in, T* grad_points, T* grad_values, double* m
             }
         }
 
+        // the factors lie in a grid
+        constexpr bool TENSOR = SINGLE && ADDITIVE;
         T scores[TM][TN];
-        score_gradients<KEYS>(shared, own_vectors, other_vectors, spot.first, first, scores);
+        score_gradients<KEYS, TENSOR>(shared, own_vectors, other_vectors, spot.first, first, scores);
         __syncthreads();
         if constexpr (KIND == RIESZ) {
             // the derivative of the norms is without the factor
-            keep(shared, scores);
+            keep<false>(shared, scores);
             __syncthreads();
             totals.add(shared);
             __syncthreads();
@@ -753,7 +808,7 @@ inline void backward(const Inputs& in, T* grad_points, T* grad_values, double* m
 #pragma unroll
                 // a pair that is not seen has no gradient, whatever its factor
                 for (int j = 0; j < TN; ++j) scores[i][j] = scores[i][j] == 0 ? T(0) : scores[i][j] * factors[i][j];
-        keep(shared, scores);
+        keep<TENSOR>(shared, scores);
         if constexpr (SIGNS) {
             __syncthreads();
             totals.add(shared);
@@ -852,7 +907,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_table(INPUTS, dou
             if (threadIdx.x < OTHER) shared.other_mark[threadIdx.x] = yours = mark<true>(in, p, first + threadIdx.x);
             if (!__syncthreads_or(yours < reach)) continue;
             T scores[TM][TN];
-            score_gradients<false>(shared, grads, values, spot.first, first, scores);
+            score_gradients<false, false>(shared, grads, values, spot.first, first, scores);
 #pragma unroll 1
             for (int d = 0; d < dims; d += WIDTH) {
                 __syncthreads();
