@@ -1,13 +1,14 @@
 // Sums over all pairs of a query and a key, tile by tile; nothing of size M x N leaves the chip.
 //
-// A block has OWN rows of its own, queries or keys, and walks over all rows of the other kind, OTHER at a time. A thread
-// holds TM x TN numbers of such a tile in registers: distances, or products of gradients and values. They then go
-// through shared memory into a second product, where a thread holds TM rows x 4 columns: of values forward, of points
+// A block has OWN rows of its own, queries or keys, and walks over all rows of the other kind, OTHER at a time. A
+// thread holds TM x TN numbers of such a tile in registers: distances, or products of gradients and values. They then
+// go through shared memory into a second product, where a thread holds TM rows x 4 columns: of values forward, of points
 // backward. What a tile adds is summed afresh and then added to the running sum, so that errors grow with the number
 // of tiles. There are no atomics: the same call has the same bits.
 //
-// Set by cuda.py: NUMBER (float or double), KERNEL (a name of Kind), OWN, CHUNKS (blocks of 64 columns, one or at most four:
-// then the running sums lie in local memory), SHARED (bytes), EPSILON (of the Riesz kernels).
+// Set by cuda.py: NUMBER (float or double), KERNEL (a name of Kind), OWN, CHUNKS (blocks of 64 columns, one or at most
+// four: then the running sums lie in local memory), SHARED (bytes), BLOCKS (at least, on a multiprocessor), EPSILON (of
+// the Riesz kernels), FORWARD for the forward pass.
 
 enum Kind { ADD_RIESZ, ADD_LAPLACE, ADD_BUMP, SPLINE, POLYNOMIAL_EXPONENTIAL, LAPLACE, RIESZ };
 
@@ -69,8 +70,6 @@ struct Place {
 
 inline T infinity() { return T(__longlong_as_double(0x7ff0000000000000)); }
 
-inline T least(T a, T b) { return a < b ? a : b; }
-
 inline float power_of_two(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -78,13 +77,12 @@ inline float power_of_two(float x) {
 }
 inline double power_of_two(double x) { return exp2(x); }
 
-// the sign without a branch, zero at zero; differences below 2^-127 count as ties in part
-inline float sign(float x) { return 2.0f * __saturatef(fmaf(x, 0x1p126f, 0.5f)) - 1.0f; }
-inline double sign(double x) { return (x > 0) - (x < 0); }
-
-// one where x > 0, zero where x < 0, half at zero
+// one where x > 0, zero where x < 0, half at zero; without a branch, so numbers below 2^-127 count as zero in part
 inline float step(float x) { return __saturatef(fmaf(x, 0x1p126f, 0.5f)); }
-inline double step(double x) { return 0.5 + 0.5 * sign(x); }
+inline double step(double x) { return x > 0 ? 1.0 : x < 0 ? 0.0 : 0.5; }
+
+inline float sign(float x) { return 2.0f * step(x) - 1.0f; }
+inline double sign(double x) { return 2.0 * step(x) - 1.0; }
 
 inline float positive_part(float x) { return __saturatef(x); }
 inline double positive_part(double x) { return x > 0 ? x : 0.0; }
@@ -149,7 +147,7 @@ inline T line(const Numbers& numbers, int piece, T u) {
 }
 
 // as in kernels.py: beyond, e^-x is zero, and a power of x might be infinite
-inline T distance(T difference, const Numbers& numbers) { return least(fabs(difference) / numbers.tau, T(1000)); }
+inline T distance(T difference, const Numbers& numbers) { return fmin(fabs(difference) / numbers.tau, T(1000)); }
 
 // what one dimension adds to a tile, for a difference of query and key
 inline T term(T difference, const Numbers& numbers) {
@@ -297,7 +295,7 @@ inline void combine(const T* own, const T* other, int count, T (&sums)[TM][TN], 
         for (int j = 0; j < TN; ++j) {
             Vector<N> yours = *reinterpret_cast<const Vector<N>*>(other + place.column(j) * STRIDE + d);
 #pragma unroll
-            for (int i = 0; i < TM; ++i) op(sums[i][j], mine[i], yours, i, j);
+            for (int i = 0; i < TM; ++i) op(sums[i][j], mine[i], yours);
         }
     }
 }
@@ -309,13 +307,14 @@ inline T difference(T own, T other) {
 
 template <bool KEYS, int N>
 inline void combine_terms(Shared& shared, int count, const Numbers& numbers, T (&sums)[TM][TN]) {
-    combine<N>(shared.scores, shared.second, count, sums, [&](T& sum, const Vector<N>& own, const Vector<N>& other, int, int) {
+    auto add = [&](T& sum, const Vector<N>& own, const Vector<N>& other) {
         // a few terms first: fewer additions to a number that is larger than they are
         T fresh = term(difference<KEYS>(own.x[0], other.x[0]), numbers);
 #pragma unroll
         for (int e = 1; e < N; ++e) fresh += term(difference<KEYS>(own.x[e], other.x[e]), numbers);
         sum += fresh;
-    });
+    };
+    combine<N>(shared.scores, shared.second, count, sums, add);
 }
 
 // the terms summed over all dimensions, and the norms; both tiles are free to be written
@@ -337,10 +336,11 @@ inline void distances(Shared& shared, const Rows& own, const Rows& other, int ow
             // the other way round: the first factors of both multiply to e^(own - other)
             far |= load_factors<OTHER>(shared.second, other, other_first, d, origin, -numbers.rate);
             if (!__syncthreads_or(far)) {
-                combine<4>(shared.scores, shared.second, 2 * count, sums, [](T& sum, const Vector<4>& own, const Vector<4>& other, int, int) {
-                    sum += least(own.x[0] * other.x[0], own.x[1] * other.x[1]) +
-                           least(own.x[2] * other.x[2], own.x[3] * other.x[3]);
-                });
+                auto add = [](T& sum, const Vector<4>& own, const Vector<4>& other) {
+                    sum += fmin(own.x[0] * other.x[0], own.x[1] * other.x[1]) +
+                           fmin(own.x[2] * other.x[2], own.x[3] * other.x[3]);
+                };
+                combine<4>(shared.scores, shared.second, 2 * count, sums, add);
                 continue;
             }
         }
@@ -354,7 +354,7 @@ inline void distances(Shared& shared, const Rows& own, const Rows& other, int ow
 // Where a thread's TM x TN numbers lie in a tile of OWN x OTHER: in a grid, or as tensor cores hold them.
 template <bool TENSOR>
 struct Cell {
-    static int row(int i, int j) {
+    static int row(int i, int) {
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         return TENSOR ? warp % 2 * 32 + i / 4 * 16 + i % 4 / 2 * 8 + lane / 4 : Place().row(i);
     }
@@ -365,10 +365,11 @@ struct Cell {
 };
 
 inline void multiply_rows(const Shared& shared, int count, T (&sums)[TM][TN]) {
-    combine<4>(shared.scores, shared.second, count, sums, [](T& sum, const Vector<4>& own, const Vector<4>& other, int, int) {
+    auto add = [](T& sum, const Vector<4>& own, const Vector<4>& other) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) sum += own.x[e] * other.x[e];
-    });
+    };
+    combine<4>(shared.scores, shared.second, count, sums, add);
 }
 
 // the same on tensor cores
@@ -382,7 +383,10 @@ inline void multiply_rows_there(const Shared& shared, int count, float (&sums)[8
 #pragma unroll
         for (int i = 0; i < 2; ++i)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) split(own[(i * 16 + e % 2 * 8) * STRIDE + c + e / 2 * 4], a[i][0][e], a[i][1][e]);
+            for (int e = 0; e < 4; ++e) {
+                T point = own[(i * 16 + e % 2 * 8) * STRIDE + c + e / 2 * 4];
+                split(point, a[i][0][e], a[i][1][e]);
+            }
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             unsigned b[2][2];
@@ -398,11 +402,13 @@ inline void multiply_rows_there(const Shared& shared, int count, float (&sums)[8
         }
     }
 }
-inline void multiply_rows_there(const Shared& shared, int count, double (&sums)[TM][TN]) {}
+// never called: float64 has no such products
+inline void multiply_rows_there(const Shared&, int, double (&)[TM][TN]) {}
 
 // the inner products of the rows, summed over all columns; both tiles are free to be written
 template <bool TENSOR>
-inline void products(Shared& shared, const Rows& own, const Rows& other, int own_first, int other_first, T (&sums)[TM][TN]) {
+inline void products(Shared& shared, const Rows& own, const Rows& other, int own_first, int other_first,
+                     T (&sums)[TM][TN]) {
     for (int i = 0; i < TM; ++i)
         for (int j = 0; j < TN; ++j) sums[i][j] = 0;
 #pragma unroll 1
@@ -605,7 +611,8 @@ forward(const T* query, const T* key, const T* value, const T* weight, const T* 
     Rows queries(query + p * rows * dims, rows, dims), keys(key + p * columns * dims, columns, dims);
     Rows values(value + p * columns * channels, columns, channels);
     Place place;
-    if (threadIdx.x < OWN) shared.own_mark[threadIdx.x] = query_mark(spot.first + threadIdx.x, rows, columns, each, causal);
+    if (threadIdx.x < OWN)
+        shared.own_mark[threadIdx.x] = query_mark(spot.first + threadIdx.x, rows, columns, each, causal);
     __syncthreads();
     int reach = widest<false>(shared);
 
@@ -688,7 +695,8 @@ struct Inputs {
 
 // the gradients by the scores, sum over c of grad[m][c] value[n][c] + grad_total[m], zero for pairs that are not seen
 template <bool KEYS, bool TENSOR>
-inline void score_gradients(Shared& shared, const Rows& own, const Rows& other, int own_first, int other_first, T (&scores)[TM][TN]) {
+inline void score_gradients(Shared& shared, const Rows& own, const Rows& other, int own_first, int other_first,
+                            T (&scores)[TM][TN]) {
     products<TENSOR>(shared, own, other, own_first, other_first, scores);
 #pragma unroll
     for (int i = 0; i < TM; ++i)
@@ -702,7 +710,8 @@ inline void score_gradients(Shared& shared, const Rows& own, const Rows& other, 
 
 template <bool KEYS>
 inline int mark(const Inputs& in, long long p, long long row) {
-    return KEYS ? key_mark(row, in.columns, in.weight + p * in.columns) : query_mark(row, in.rows, in.columns, in.each, in.causal);
+    if constexpr (KEYS) return key_mark(row, in.columns, in.weight + p * in.columns);
+    return query_mark(row, in.rows, in.columns, in.each, in.causal);
 }
 
 // what belongs to a query beside its points and gradients
@@ -857,7 +866,8 @@ inline void backward(const Inputs& in, T* grad_points, T* grad_values, double* m
             }
         }
     put<false>(grad_points + p * own_rows * in.dims, spot.first, own_rows, in.dims, running);
-    if constexpr (KEYS) put<SINGLE>(grad_values + p * own_rows * in.channels, spot.first, own_rows, in.channels, running_values);
+    if constexpr (KEYS)
+        put<SINGLE>(grad_values + p * own_rows * in.channels, spot.first, own_rows, in.channels, running_values);
     __syncthreads();
     moments = block_sum(moments);
     if (threadIdx.x == 0) moment[blockIdx.x] = moments;
@@ -882,8 +892,25 @@ backward_key(INPUTS, T* grad_key, T* grad_value, double* moment) {
     backward<true>(AS_STRUCT, grad_key, grad_value, moment);
 }
 
-// Of the table of a kernel. Coefficients: the sum of gradient x^i e^-x for coefficient i = blockIdx.y. Splines: the sums
-// of gradient and of gradient (u - anchor) over piece blockIdx.y, a node counting half for the pieces on both sides.
+// what a pair with this gradient adds to `sums`, see below
+inline void add_to_table(T gradient, T difference, int piece, const Numbers& numbers, T (&sums)[2]) {
+    if constexpr (KIND == POLYNOMIAL_EXPONENTIAL) {
+        T x = distance(difference, numbers), power = exp(-x);
+#pragma unroll 1
+        for (int i = 0; i < piece; ++i) power *= x;
+        sums[0] += gradient * power;
+    } else {
+        T u = difference / numbers.tau;
+        Pieces pieces(u, numbers);
+        T share = gradient * (T(pieces.at == piece) + T(pieces.past == piece)) / 2;
+        sums[0] += share;
+        // a distance may be infinite where the share is zero
+        sums[1] += share == 0 ? T(0) : share * (u - anchor(numbers, piece));
+    }
+}
+
+// Of the table of a kernel. Coefficients: the sum of gradient x^i e^-x for coefficient i = blockIdx.y. Splines: the
+// sums of gradient and of gradient (u - anchor) over piece blockIdx.y; a node counts half for the pieces on both sides.
 extern "C" __global__ void __launch_bounds__(THREADS) backward_table(INPUTS, double* moments) {
     if constexpr (TABLE) {
         Inputs in = AS_STRUCT;
@@ -893,7 +920,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_table(INPUTS, dou
         int piece = blockIdx.y;
         Numbers numbers(bandwidth[p], table, count);
         Rows queries(query + p * rows * dims, rows, dims), keys(key + p * columns * dims, columns, dims);
-        Rows values(value + p * columns * channels, columns, channels), grads(grad + p * rows * channels, rows, channels);
+        Rows values(value + p * columns * channels, columns, channels);
+        Rows grads(grad + p * rows * channels, rows, channels);
         if (threadIdx.x < OWN) {
             shared.own_mark[threadIdx.x] = mark<false>(in, p, spot.first + threadIdx.x);
             load_query(shared, in, p, spot.first, threadIdx.x);
@@ -914,26 +942,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_table(INPUTS, dou
                 load<OWN>(shared.scores, queries, spot.first, d);
                 load<OTHER>(shared.second, keys, first, d);
                 __syncthreads();
-                T fresh[2] = {};
-                combine<1>(shared.scores, shared.second, dims - d < WIDTH ? dims - d : WIDTH, scores,
-                           [&](T& score, const Vector<1>& own, const Vector<1>& other, int, int) {
-                    T difference = own.x[0] - other.x[0];
-                    if constexpr (KIND == POLYNOMIAL_EXPONENTIAL) {
-                        T x = distance(difference, numbers), power = exp(-x);
-#pragma unroll 1
-                        for (int i = 0; i < piece; ++i) power *= x;
-                        fresh[0] += score * power;
-                    } else {
-                        T u = difference / numbers.tau;
-                        Pieces pieces(u, numbers);
-                        T share = score * (T(pieces.at == piece) + T(pieces.past == piece)) / 2;
-                        fresh[0] += share;
-                        // a distance may be infinite where the share is zero
-                        fresh[1] += share == 0 ? T(0) : share * (u - anchor(numbers, piece));
-                    }
-                });
-                constant += fresh[0];
-                linear += fresh[1];
+                int count = dims - d < WIDTH ? dims - d : WIDTH;
+                // few at a time, as these sums cancel
+                for (int e = 0; e < count; e += 4) {
+                    T fresh[2] = {};
+                    combine<1>(shared.scores + e, shared.second + e, count - e < 4 ? count - e : 4, scores,
+                               [&](T& score, const Vector<1>& own, const Vector<1>& other) {
+                                   add_to_table(score, own.x[0] - other.x[0], piece, numbers, fresh);
+                               });
+                    constant += fresh[0];
+                    linear += fresh[1];
+                }
             }
         }
         __syncthreads();
