@@ -1,8 +1,8 @@
 // Sums over all pairs of a query and a key, tile by tile; nothing of size M x N leaves the chip.
 //
 // A block has OWN rows of its own, queries or keys, and walks over all rows of the other kind, OTHER at a time. A
-// thread holds TM x TN numbers of such a tile in registers: distances, or products of gradients and values. They then
-// go through shared memory into a second product, where a thread holds TM rows x 4 columns: of values forward, of points
+// thread holds TM x TN numbers of such a tile in registers: distances, or products of gradients and values. They go
+// through shared memory into a second product, where a thread holds TM rows x 4 columns: of values forward, of points
 // backward. What a tile adds is summed afresh and then added to the running sum, so that errors grow with the number
 // of tiles. There are no atomics: the same call has the same bits.
 //
