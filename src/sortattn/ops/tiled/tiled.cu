@@ -1,13 +1,14 @@
 // Sums over all pairs of a query and a key, tile by tile; nothing of size M x N leaves the chip.
 //
-// A block has OWN rows of its own, queries or keys, and walks over all rows of the other kind, OTHER at a time. A thread
-// holds TM x TN numbers of such a tile in registers: distances, or products of gradients and values. They then go
+// A block has OWN rows of its own, queries or keys, and walks over all rows of the other kind, OTHER at a time. A
+// thread holds TM x TN numbers of such a tile in registers: distances, or products of gradients and values. They go
 // through shared memory into a second product, where a thread holds TM rows x 4 columns: of values forward, of points
 // backward. What a tile adds is summed afresh and then added to the running sum, so that errors grow with the number
 // of tiles. There are no atomics: the same call has the same bits.
 //
-// Set by cuda.py: NUMBER (float or double), KERNEL (a name of Kind), OWN, CHUNKS (blocks of 64 columns, one or at most four:
-// then the running sums lie in local memory), SHARED (bytes), EPSILON (of the Riesz kernels).
+// Set by cuda.py: NUMBER (float or double), KERNEL (a name of Kind), OWN, CHUNKS (blocks of 64 columns, one or at most
+// four: then the running sums lie in local memory), SHARED (bytes), BLOCKS (at least, on a multiprocessor), EPSILON (of
+// the Riesz kernels), FORWARD for the forward pass.
 
 enum Kind { ADD_RIESZ, ADD_LAPLACE, ADD_BUMP, SPLINE, POLYNOMIAL_EXPONENTIAL, LAPLACE, RIESZ };
 
@@ -15,7 +16,7 @@ using T = NUMBER;
 constexpr Kind KIND = KERNEL;
 constexpr bool SINGLE = sizeof(T) == 4;
 constexpr int THREADS = 128, DOWN = 8, ACROSS = 16;
-constexpr int OTHER = 2 * OWN, TM = OWN / DOWN, TN = OTHER / ACROSS;
+constexpr int OTHER = 2 * OWN, TM = OWN / DOWN, TN = OTHER / ACROSS, PARTS = THREADS / OWN;
 // columns of a tile; four more keep the rows of neighbouring threads in different banks
 constexpr int WIDTH = 64, STRIDE = WIDTH + 4, ACROSS_STRIDE = OWN + 4;
 constexpr bool ADDITIVE = KIND != LAPLACE && KIND != RIESZ;
@@ -23,6 +24,8 @@ constexpr bool STATIONARY = KIND != ADD_RIESZ && KIND != RIESZ;
 // kernels with a table have no neutral number to fill up a tile with, and take one dimension at a time
 constexpr bool TABLE = KIND == SPLINE || KIND == POLYNOMIAL_EXPONENTIAL;
 constexpr int STEP = TABLE ? 1 : 4;
+// the derivative is a sign, 1 - 2 step: the ones are summed apart
+constexpr bool SIGNS = KIND == ADD_RIESZ || KIND == LAPLACE;
 // e^-|s - t| as the lesser of e^s e^-t and e^-s e^t: a point is two numbers then
 constexpr bool FACTORS = KIND == ADD_LAPLACE && SINGLE;
 // beyond 2^28 on either side a factor has lost digits of its point
@@ -42,7 +45,7 @@ struct Shared {
     T scores[OTHER * ACROSS_STRIDE];
     T own_norm[OWN], other_norm[OTHER];
     T query_total[OTHER], query_shift[OTHER];
-    T halves[2][OWN];
+    T halves[2][OWN], parts[PARTS][OWN];
     T change[OWN];
     int own_mark[OWN], other_mark[OTHER];
 };
@@ -67,8 +70,6 @@ struct Place {
 
 inline T infinity() { return T(__longlong_as_double(0x7ff0000000000000)); }
 
-inline T least(T a, T b) { return a < b ? a : b; }
-
 inline float power_of_two(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -76,16 +77,31 @@ inline float power_of_two(float x) {
 }
 inline double power_of_two(double x) { return exp2(x); }
 
-// the sign without a branch, zero at zero; differences below 2^-127 count as ties in part
-inline float sign(float x) { return 2.0f * __saturatef(fmaf(x, 0x1p126f, 0.5f)) - 1.0f; }
-inline double sign(double x) { return (x > 0) - (x < 0); }
-
-// one where x > 0, zero where x < 0, half at zero
+// one where x > 0, zero where x < 0, half at zero; without a branch, so numbers below 2^-127 count as zero in part
 inline float step(float x) { return __saturatef(fmaf(x, 0x1p126f, 0.5f)); }
-inline double step(double x) { return 0.5 + 0.5 * sign(x); }
+inline double step(double x) { return x > 0 ? 1.0 : x < 0 ? 0.0 : 0.5; }
+
+inline float sign(float x) { return 2.0f * step(x) - 1.0f; }
+inline double sign(double x) { return 2.0 * step(x) - 1.0; }
 
 inline float positive_part(float x) { return __saturatef(x); }
 inline double positive_part(double x) { return x > 0 ? x : 0.0; }
+
+// ---- tensor cores
+
+// a 16 x 8 tile += 16 x 8 times 8 x 8, of numbers with 11 digits
+inline void multiply(float& s, float& t, float& u, float& v, const unsigned (&a)[4], const unsigned (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(s), "+f"(t), "+f"(u), "+f"(v)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// x as a number with 11 digits, rounded, and the rest of it
+inline void split(float x, unsigned& large, unsigned& small) {
+    large = (__float_as_uint(x) + 0x1000) & 0xffffe000;
+    small = __float_as_uint(x - __uint_as_float(large));
+}
 
 // ---- kernels
 
@@ -131,7 +147,7 @@ inline T line(const Numbers& numbers, int piece, T u) {
 }
 
 // as in kernels.py: beyond, e^-x is zero, and a power of x might be infinite
-inline T distance(T difference, const Numbers& numbers) { return least(fabs(difference) / numbers.tau, T(1000)); }
+inline T distance(T difference, const Numbers& numbers) { return fmin(fabs(difference) / numbers.tau, T(1000)); }
 
 // what one dimension adds to a tile, for a difference of query and key
 inline T term(T difference, const Numbers& numbers) {
@@ -162,9 +178,9 @@ inline T whole(T sum, T own_norm, T other_norm, const Numbers& numbers, int dims
     return sum;
 }
 
-// the derivative of a term by the query, in units of 1 / tau; at a kink the mean of both sides
+// the derivative of a term by the query, in units of 1 / tau; at a kink the mean of both sides; with SIGNS, its step
 inline T slope(T difference, const Numbers& numbers) {
-    if constexpr (KIND == ADD_RIESZ || KIND == LAPLACE) return -sign(difference);
+    if constexpr (SIGNS) return step(difference);
     // the factor 1 / |q - k| is in the scores already
     if constexpr (KIND == RIESZ) return -difference;
     if constexpr (KIND == ADD_BUMP) return -sign(difference) * step(numbers.edge - fabs(difference));
@@ -279,7 +295,7 @@ inline void combine(const T* own, const T* other, int count, T (&sums)[TM][TN], 
         for (int j = 0; j < TN; ++j) {
             Vector<N> yours = *reinterpret_cast<const Vector<N>*>(other + place.column(j) * STRIDE + d);
 #pragma unroll
-            for (int i = 0; i < TM; ++i) op(sums[i][j], mine[i], yours, i, j);
+            for (int i = 0; i < TM; ++i) op(sums[i][j], mine[i], yours);
         }
     }
 }
@@ -291,13 +307,14 @@ inline T difference(T own, T other) {
 
 template <bool KEYS, int N>
 inline void combine_terms(Shared& shared, int count, const Numbers& numbers, T (&sums)[TM][TN]) {
-    combine<N>(shared.scores, shared.second, count, sums, [&](T& sum, const Vector<N>& own, const Vector<N>& other, int, int) {
+    auto add = [&](T& sum, const Vector<N>& own, const Vector<N>& other) {
         // a few terms first: fewer additions to a number that is larger than they are
         T fresh = term(difference<KEYS>(own.x[0], other.x[0]), numbers);
 #pragma unroll
         for (int e = 1; e < N; ++e) fresh += term(difference<KEYS>(own.x[e], other.x[e]), numbers);
         sum += fresh;
-    });
+    };
+    combine<N>(shared.scores, shared.second, count, sums, add);
 }
 
 // the terms summed over all dimensions, and the norms; both tiles are free to be written
@@ -319,10 +336,11 @@ inline void distances(Shared& shared, const Rows& own, const Rows& other, int ow
             // the other way round: the first factors of both multiply to e^(own - other)
             far |= load_factors<OTHER>(shared.second, other, other_first, d, origin, -numbers.rate);
             if (!__syncthreads_or(far)) {
-                combine<4>(shared.scores, shared.second, 2 * count, sums, [](T& sum, const Vector<4>& own, const Vector<4>& other, int, int) {
-                    sum += least(own.x[0] * other.x[0], own.x[1] * other.x[1]) +
-                           least(own.x[2] * other.x[2], own.x[3] * other.x[3]);
-                });
+                auto add = [](T& sum, const Vector<4>& own, const Vector<4>& other) {
+                    sum += fmin(own.x[0] * other.x[0], own.x[1] * other.x[1]) +
+                           fmin(own.x[2] * other.x[2], own.x[3] * other.x[3]);
+                };
+                combine<4>(shared.scores, shared.second, 2 * count, sums, add);
                 continue;
             }
         }
@@ -333,8 +351,64 @@ inline void distances(Shared& shared, const Rows& own, const Rows& other, int ow
     }
 }
 
+// Where a thread's TM x TN numbers lie in a tile of OWN x OTHER: in a grid, or as tensor cores hold them.
+template <bool TENSOR>
+struct Cell {
+    static int row(int i, int) {
+        int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        return TENSOR ? warp % 2 * 32 + i / 4 * 16 + i % 4 / 2 * 8 + lane / 4 : Place().row(i);
+    }
+    static int column(int i, int j) {
+        int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        return TENSOR ? warp / 2 * 64 + j * 8 + lane % 4 * 2 + i % 2 : Place().column(j);
+    }
+};
+
+inline void multiply_rows(const Shared& shared, int count, T (&sums)[TM][TN]) {
+    auto add = [](T& sum, const Vector<4>& own, const Vector<4>& other) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum += own.x[e] * other.x[e];
+    };
+    combine<4>(shared.scores, shared.second, count, sums, add);
+}
+
+// the same on tensor cores
+inline void multiply_rows_there(const Shared& shared, int count, float (&sums)[8][8]) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const T* own = shared.scores + (warp % 2 * 32 + lane / 4) * STRIDE + lane % 4;
+    const T* other = shared.second + (warp / 2 * 64 + lane / 4) * STRIDE + lane % 4;
+#pragma unroll 1
+    for (int c = 0; c < count; c += 8) {
+        unsigned a[2][2][4];
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                T point = own[(i * 16 + e % 2 * 8) * STRIDE + c + e / 2 * 4];
+                split(point, a[i][0][e], a[i][1][e]);
+            }
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            unsigned b[2][2];
+#pragma unroll
+            for (int e = 0; e < 2; ++e) split(other[j * 8 * STRIDE + c + e * 4], b[0][e], b[1][e]);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                float &s = sums[i * 4][j], &t = sums[i * 4 + 1][j], &u = sums[i * 4 + 2][j], &v = sums[i * 4 + 3][j];
+                multiply(s, t, u, v, a[i][0], b[1]);
+                multiply(s, t, u, v, a[i][1], b[0]);
+                multiply(s, t, u, v, a[i][0], b[0]);
+            }
+        }
+    }
+}
+// never called: float64 has no such products
+inline void multiply_rows_there(const Shared&, int, double (&)[TM][TN]) {}
+
 // the inner products of the rows, summed over all columns; both tiles are free to be written
-inline void products(Shared& shared, const Rows& own, const Rows& other, int own_first, int other_first, T (&sums)[TM][TN]) {
+template <bool TENSOR>
+inline void products(Shared& shared, const Rows& own, const Rows& other, int own_first, int other_first,
+                     T (&sums)[TM][TN]) {
     for (int i = 0; i < TM; ++i)
         for (int j = 0; j < TN; ++j) sums[i][j] = 0;
 #pragma unroll 1
@@ -344,19 +418,20 @@ inline void products(Shared& shared, const Rows& own, const Rows& other, int own
         load<OTHER>(shared.second, other, other_first, c);
         __syncthreads();
         int count = own.width - c < WIDTH ? own.width - c : WIDTH;
-        combine<4>(shared.scores, shared.second, count, sums, [](T& sum, const Vector<4>& own, const Vector<4>& other, int, int) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) sum += own.x[e] * other.x[e];
-        });
+        if constexpr (TENSOR)
+            multiply_rows_there(shared, count, sums);
+        else
+            multiply_rows(shared, count, sums);
     }
 }
 
+template <bool TENSOR>
 inline void keep(Shared& shared, const T (&scores)[TM][TN]) {
-    Place place;
+    using Here = Cell<TENSOR>;
 #pragma unroll
     for (int i = 0; i < TM; ++i)
 #pragma unroll
-        for (int j = 0; j < TN; ++j) shared.scores[place.column(j) * ACROSS_STRIDE + place.row(i)] = scores[i][j];
+        for (int j = 0; j < TN; ++j) shared.scores[Here::column(i, j) * ACROSS_STRIDE + Here::row(i, j)] = scores[i][j];
 }
 
 // fresh[i][c] = op(fresh[i][c], score of own row i, column c of the other row), over all other rows
@@ -389,20 +464,6 @@ struct Held {
     }
 };
 
-// a 16 x 8 tile += 16 x 8 times 8 x 8, of numbers with 11 digits
-inline void multiply(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-// x as a number with 11 digits, rounded, and the rest of it
-inline void split(float x, unsigned& large, unsigned& small) {
-    large = (__float_as_uint(x) + 0x1000) & 0xffffe000;
-    small = __float_as_uint(x - __uint_as_float(large));
-}
-
 // running += scores times rows, on tensor cores. Three products of halves lose no more digits than float32 does. As the
 // cores truncate their sums, these are short, and those of the small parts apart.
 inline void add_rows(const Shared& shared, float (&running)[8][4], bool ordinary) {
@@ -432,9 +493,10 @@ inline void add_rows(const Shared& shared, float (&running)[8][4], bool ordinary
             for (int i = 0; i < 2; ++i)
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
-                    multiply(large[i * 4 + j], a[i][0], b[j][0]);
-                    multiply(small[i * 4 + j], a[i][0], b[j][1]);
-                    multiply(small[i * 4 + j], a[i][1], b[j][0]);
+                    float(&more)[4] = large[i * 4 + j], (&less)[4] = small[i * 4 + j];
+                    multiply(more[0], more[1], more[2], more[3], a[i][0], b[j][0]);
+                    multiply(less[0], less[1], less[2], less[3], a[i][0], b[j][1]);
+                    multiply(less[0], less[1], less[2], less[3], a[i][1], b[j][0]);
                 }
         }
 #pragma unroll
@@ -462,9 +524,25 @@ inline void meet(Shared& shared, T (&part)[TM], Op op) {
     }
 }
 
-inline void meet_sum(Shared& shared, T (&part)[TM]) {
-    meet(shared, part, [](T a, T b) { return a + b; });
-}
+// This thread's part of the sum of a row of the scores; after the last tile they are put together.
+struct RowSum {
+    int row = threadIdx.x % OWN, part = threadIdx.x / OWN;
+    T running = 0;
+
+    void add(const Shared& shared) {
+        T fresh[4] = {};
+#pragma unroll 4
+        for (int n = 0; n < OTHER / PARTS; ++n)
+            fresh[n % 4] += shared.scores[(part * (OTHER / PARTS) + n) * ACROSS_STRIDE + row];
+        running += fresh[0] + fresh[1] + (fresh[2] + fresh[3]);
+    }
+    void leave(Shared& shared) const { shared.parts[part][row] = running; }
+    static T whole(const Shared& shared, int row) {
+        T sum = 0;
+        for (int part = 0; part < PARTS; ++part) sum += shared.parts[part][row];
+        return sum;
+    }
+};
 
 // what a thread holds of every chunk
 template <bool TENSOR>
@@ -533,11 +611,13 @@ forward(const T* query, const T* key, const T* value, const T* weight, const T* 
     Rows queries(query + p * rows * dims, rows, dims), keys(key + p * columns * dims, columns, dims);
     Rows values(value + p * columns * channels, columns, channels);
     Place place;
-    if (threadIdx.x < OWN) shared.own_mark[threadIdx.x] = query_mark(spot.first + threadIdx.x, rows, columns, each, causal);
+    if (threadIdx.x < OWN)
+        shared.own_mark[threadIdx.x] = query_mark(spot.first + threadIdx.x, rows, columns, each, causal);
     __syncthreads();
     int reach = widest<false>(shared);
 
-    T running[CHUNKS][TM][4] = {}, totals[TM] = {}, shifts[TM];
+    T running[CHUNKS][TM][4] = {}, shifts[TM];
+    RowSum totals;
     for (int i = 0; i < TM; ++i) shifts[i] = -infinity();
 #pragma unroll 1
     for (int first = 0; first < columns; first += OTHER) {
@@ -572,20 +652,15 @@ forward(const T* query, const T* key, const T* value, const T* weight, const T* 
                 // a row that has seen nothing yet has no scale to change
                 T change = shifts[i] == -infinity() ? T(0) : exp(shifts[i] - after);
                 if (place.across == 0) shared.change[row] = change;
-                totals[i] *= change;
                 shifts[i] = after;
                 for (int j = 0; j < TN; ++j) scores[i][j] = exp(scores[i][j] - (after == -infinity() ? T(0) : after));
             }
         }
-#pragma unroll
-        for (int i = 0; i < TM; ++i) {
-            T fresh = 0;
-#pragma unroll
-            for (int j = 0; j < TN; ++j) fresh += scores[i][j];
-            totals[i] += fresh;
-        }
         __syncthreads();
-        keep(shared, scores);
+        keep<false>(shared, scores);
+        __syncthreads();
+        if constexpr (KIND == LAPLACE) totals.running *= shared.change[totals.row];
+        totals.add(shared);
 #pragma unroll 1
         for (int chunk = 0; chunk < CHUNKS && chunk * WIDTH < channels; ++chunk) {
             if (chunk) __syncthreads();
@@ -598,15 +673,15 @@ forward(const T* query, const T* key, const T* value, const T* weight, const T* 
     }
 
     put<SINGLE>(sums + p * rows * channels, spot.first, rows, channels, running);
-    // `halves` may still be read by the last tile
+    totals.leave(shared);
+    // the last tile may not be done with `change`
     __syncthreads();
-    meet_sum(shared, totals);
     if (KIND == LAPLACE && place.across == 0)
         for (int i = 0; i < TM; ++i) shared.change[place.row(i)] = shifts[i] == -infinity() ? T(0) : shifts[i];
     __syncthreads();
     int row = threadIdx.x;
     if (row < OWN && spot.first + row < rows) {
-        total[p * rows + spot.first + row] = shared.halves[0][row] + shared.halves[1][row];
+        total[p * rows + spot.first + row] = RowSum::whole(shared, row);
         shift[p * rows + spot.first + row] = KIND == LAPLACE ? shared.change[row] : T(0);
     }
 }
@@ -619,15 +694,15 @@ struct Inputs {
 };
 
 // the gradients by the scores, sum over c of grad[m][c] value[n][c] + grad_total[m], zero for pairs that are not seen
-template <bool KEYS>
-inline void score_gradients(Shared& shared, const Rows& own, const Rows& other, int own_first, int other_first, T (&scores)[TM][TN]) {
-    products(shared, own, other, own_first, other_first, scores);
-    Place place;
+template <bool KEYS, bool TENSOR>
+inline void score_gradients(Shared& shared, const Rows& own, const Rows& other, int own_first, int other_first,
+                            T (&scores)[TM][TN]) {
+    products<TENSOR>(shared, own, other, own_first, other_first, scores);
 #pragma unroll
     for (int i = 0; i < TM; ++i)
 #pragma unroll
         for (int j = 0; j < TN; ++j) {
-            int m = place.row(i), n = place.column(j);
+            int m = Cell<TENSOR>::row(i, j), n = Cell<TENSOR>::column(i, j);
             T sum = scores[i][j] + shared.query_total[KEYS ? n : m];
             scores[i][j] = seen<KEYS>(shared.own_mark[m], shared.other_mark[n]) ? sum : T(0);
         }
@@ -635,7 +710,8 @@ inline void score_gradients(Shared& shared, const Rows& own, const Rows& other, 
 
 template <bool KEYS>
 inline int mark(const Inputs& in, long long p, long long row) {
-    return KEYS ? key_mark(row, in.columns, in.weight + p * in.columns) : query_mark(row, in.rows, in.columns, in.each, in.causal);
+    if constexpr (KEYS) return key_mark(row, in.columns, in.weight + p * in.columns);
+    return query_mark(row, in.rows, in.columns, in.each, in.causal);
 }
 
 // what belongs to a query beside its points and gradients
@@ -680,7 +756,8 @@ inline void backward(const Inputs& in, T* grad_points, T* grad_values, double* m
     __syncthreads();
     int reach = widest<KEYS>(shared);
 
-    T running[CHUNKS][TM][4] = {}, running_values[KEYS ? CHUNKS : 1][TM][4] = {}, totals[TM] = {};
+    T running[CHUNKS][TM][4] = {}, running_values[KEYS ? CHUNKS : 1][TM][4] = {};
+    RowSum totals;
 #pragma unroll 1
     for (int first = 0; first < other_rows; first += OTHER) {
         bool any = false;
@@ -711,7 +788,7 @@ inline void backward(const Inputs& in, T* grad_points, T* grad_values, double* m
                 }
             __syncthreads();
             if constexpr (KEYS) {
-                keep(shared, scores);
+                keep<false>(shared, scores);
 #pragma unroll 1
                 for (int chunk = 0; chunk < CHUNKS && chunk * WIDTH < in.channels; ++chunk) {
                     if (chunk) __syncthreads();
@@ -722,21 +799,29 @@ inline void backward(const Inputs& in, T* grad_points, T* grad_values, double* m
             }
         }
 
+        // the factors lie in a grid
+        constexpr bool TENSOR = SINGLE && ADDITIVE;
         T scores[TM][TN];
-        score_gradients<KEYS>(shared, own_vectors, other_vectors, spot.first, first, scores);
-#pragma unroll
-        for (int i = 0; i < TM; ++i) {
-            T fresh = 0;
-#pragma unroll
-            for (int j = 0; j < TN; ++j) {
-                fresh += scores[i][j];
-                // a pair that is not seen has no gradient, whatever its factor
-                if constexpr (!ADDITIVE) scores[i][j] = scores[i][j] == 0 ? T(0) : scores[i][j] * factors[i][j];
-            }
-            totals[i] += fresh;
-        }
+        score_gradients<KEYS, TENSOR>(shared, own_vectors, other_vectors, spot.first, first, scores);
         __syncthreads();
-        keep(shared, scores);
+        if constexpr (KIND == RIESZ) {
+            // the derivative of the norms is without the factor
+            keep<false>(shared, scores);
+            __syncthreads();
+            totals.add(shared);
+            __syncthreads();
+        }
+        if constexpr (!ADDITIVE)
+#pragma unroll
+            for (int i = 0; i < TM; ++i)
+#pragma unroll
+                // a pair that is not seen has no gradient, whatever its factor
+                for (int j = 0; j < TN; ++j) scores[i][j] = scores[i][j] == 0 ? T(0) : scores[i][j] * factors[i][j];
+        keep<TENSOR>(shared, scores);
+        if constexpr (SIGNS) {
+            __syncthreads();
+            totals.add(shared);
+        }
 #pragma unroll 1
         for (int chunk = 0; chunk < CHUNKS && chunk * WIDTH < in.dims; ++chunk) {
             if (chunk) __syncthreads();
@@ -758,8 +843,7 @@ inline void backward(const Inputs& in, T* grad_points, T* grad_values, double* m
         }
     }
 
-    __syncthreads();
-    meet_sum(shared, totals);
+    totals.leave(shared);
     __syncthreads();
     double moments = 0;
 #pragma unroll
@@ -768,10 +852,11 @@ inline void backward(const Inputs& in, T* grad_points, T* grad_values, double* m
         for (int i = 0; i < TM; ++i) {
             int row = place.down * TM + i, column = chunk * WIDTH + place.across * 4;
             auto point = own.get<4>(spot.first + row, column, 0);
-            T total = shared.halves[0][row] + shared.halves[1][row];
+            T total = RowSum::whole(shared, row);
 #pragma unroll
             for (int c = 0; c < 4; ++c) {
-                T gradient = KEYS ? -running[chunk][i][c] : running[chunk][i][c];
+                T gradient = SIGNS ? total - 2 * running[chunk][i][c] : running[chunk][i][c];
+                if (KEYS) gradient = -gradient;
                 gradient = (gradient + norm_slope(point.x[c], shared.own_norm[row]) * total) / numbers.tau;
                 running[chunk][i][c] = gradient;
                 bool inside = spot.first + row < own.count && column + c < own.width;
@@ -781,7 +866,8 @@ inline void backward(const Inputs& in, T* grad_points, T* grad_values, double* m
             }
         }
     put<false>(grad_points + p * own_rows * in.dims, spot.first, own_rows, in.dims, running);
-    if constexpr (KEYS) put<SINGLE>(grad_values + p * own_rows * in.channels, spot.first, own_rows, in.channels, running_values);
+    if constexpr (KEYS)
+        put<SINGLE>(grad_values + p * own_rows * in.channels, spot.first, own_rows, in.channels, running_values);
     __syncthreads();
     moments = block_sum(moments);
     if (threadIdx.x == 0) moment[blockIdx.x] = moments;
@@ -806,8 +892,25 @@ backward_key(INPUTS, T* grad_key, T* grad_value, double* moment) {
     backward<true>(AS_STRUCT, grad_key, grad_value, moment);
 }
 
-// Of the table of a kernel. Coefficients: the sum of gradient x^i e^-x for coefficient i = blockIdx.y. Splines: the sums
-// of gradient and of gradient (u - anchor) over piece blockIdx.y, a node counting half for the pieces on both sides.
+// what a pair with this gradient adds to `sums`, see below
+inline void add_to_table(T gradient, T difference, int piece, const Numbers& numbers, T (&sums)[2]) {
+    if constexpr (KIND == POLYNOMIAL_EXPONENTIAL) {
+        T x = distance(difference, numbers), power = exp(-x);
+#pragma unroll 1
+        for (int i = 0; i < piece; ++i) power *= x;
+        sums[0] += gradient * power;
+    } else {
+        T u = difference / numbers.tau;
+        Pieces pieces(u, numbers);
+        T share = gradient * (T(pieces.at == piece) + T(pieces.past == piece)) / 2;
+        sums[0] += share;
+        // a distance may be infinite where the share is zero
+        sums[1] += share == 0 ? T(0) : share * (u - anchor(numbers, piece));
+    }
+}
+
+// Of the table of a kernel. Coefficients: the sum of gradient x^i e^-x for coefficient i = blockIdx.y. Splines: the
+// sums of gradient and of gradient (u - anchor) over piece blockIdx.y; a node counts half for the pieces on both sides.
 extern "C" __global__ void __launch_bounds__(THREADS) backward_table(INPUTS, double* moments) {
     if constexpr (TABLE) {
         Inputs in = AS_STRUCT;
@@ -817,7 +920,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_table(INPUTS, dou
         int piece = blockIdx.y;
         Numbers numbers(bandwidth[p], table, count);
         Rows queries(query + p * rows * dims, rows, dims), keys(key + p * columns * dims, columns, dims);
-        Rows values(value + p * columns * channels, columns, channels), grads(grad + p * rows * channels, rows, channels);
+        Rows values(value + p * columns * channels, columns, channels);
+        Rows grads(grad + p * rows * channels, rows, channels);
         if (threadIdx.x < OWN) {
             shared.own_mark[threadIdx.x] = mark<false>(in, p, spot.first + threadIdx.x);
             load_query(shared, in, p, spot.first, threadIdx.x);
@@ -831,33 +935,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_table(INPUTS, dou
             if (threadIdx.x < OTHER) shared.other_mark[threadIdx.x] = yours = mark<true>(in, p, first + threadIdx.x);
             if (!__syncthreads_or(yours < reach)) continue;
             T scores[TM][TN];
-            score_gradients<false>(shared, grads, values, spot.first, first, scores);
+            score_gradients<false, false>(shared, grads, values, spot.first, first, scores);
 #pragma unroll 1
             for (int d = 0; d < dims; d += WIDTH) {
                 __syncthreads();
                 load<OWN>(shared.scores, queries, spot.first, d);
                 load<OTHER>(shared.second, keys, first, d);
                 __syncthreads();
-                T fresh[2] = {};
-                combine<1>(shared.scores, shared.second, dims - d < WIDTH ? dims - d : WIDTH, scores,
-                           [&](T& score, const Vector<1>& own, const Vector<1>& other, int, int) {
-                    T difference = own.x[0] - other.x[0];
-                    if constexpr (KIND == POLYNOMIAL_EXPONENTIAL) {
-                        T x = distance(difference, numbers), power = exp(-x);
-#pragma unroll 1
-                        for (int i = 0; i < piece; ++i) power *= x;
-                        fresh[0] += score * power;
-                    } else {
-                        T u = difference / numbers.tau;
-                        Pieces pieces(u, numbers);
-                        T share = score * (T(pieces.at == piece) + T(pieces.past == piece)) / 2;
-                        fresh[0] += share;
-                        // a distance may be infinite where the share is zero
-                        fresh[1] += share == 0 ? T(0) : share * (u - anchor(numbers, piece));
-                    }
-                });
-                constant += fresh[0];
-                linear += fresh[1];
+                int count = dims - d < WIDTH ? dims - d : WIDTH;
+                // few at a time, as these sums cancel
+                for (int e = 0; e < count; e += 4) {
+                    T fresh[2] = {};
+                    combine<1>(shared.scores + e, shared.second + e, count - e < 4 ? count - e : 4, scores,
+                               [&](T& score, const Vector<1>& own, const Vector<1>& other) {
+                                   add_to_table(score, own.x[0] - other.x[0], piece, numbers, fresh);
+                               });
+                    constant += fresh[0];
+                    linear += fresh[1];
+                }
             }
         }
         __syncthreads();
