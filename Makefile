@@ -17,6 +17,7 @@ test: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(shell find src -name '*.cu')
 
 bench: $(INSTALLED)
 	$(BIN)/sortattn bench $(BENCH)

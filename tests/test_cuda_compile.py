@@ -33,15 +33,17 @@ def test_tiled_kernels_compile(kernel, architecture):
     assert kernel.entry.encode() in code
 
 
+# a table, a distance and a plain sum: what differs with the type and the width is shared by the others
+FEW = ("spline", "riesz", "add_riesz")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(
     "kernel",
-    [*variants(torch.float32, True), *variants(torch.float64, False), *variants(torch.float64, True)],
+    [*variants(torch.float32, True, FEW), *variants(torch.float64, False, FEW)],
 )
-def test_tiled_kernels_for_float64_and_wide_heads_compile(kernel, architecture):
-    code = cubin(kernel.source, kernel.defines, architecture)
-    assert kernel.entry.encode() in code
+def test_tiled_kernels_for_float64_and_wide_heads_compile(kernel):
+    assert kernel.entry.encode() in cubin(kernel.source, kernel.defines, "sm_90")
 
 
 def test_all_entries_of_a_pass_are_compiled_together():

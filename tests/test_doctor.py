@@ -11,6 +11,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "deep" / "kernel.nbc").write_bytes(bytes(3_000_000))
     (tmp_path / "module.pyc").write_bytes(bytes(1_000_000))
     monkeypatch.setattr(cache, "folder", lambda: tmp_path)
+    monkeypatch.setenv("SORTATTN_CACHE", str(tmp_path / "cuda"))
     return tmp_path
 
 
@@ -62,7 +63,7 @@ def test_the_extras_may_be_missing(folder, monkeypatch):
 def test_clear_cache_clears_and_says_what(folder, capsys, monkeypatch):
     monkeypatch.setattr(cache, "clear", lambda: 7)
     assert main(["doctor", "--clear-cache"]) == 0
-    assert capsys.readouterr().out.strip() == f"Removed 7 files from {folder}"
+    assert capsys.readouterr().out.strip() == f"Removed 7 files from {folder} and {folder / 'cuda'}"
 
 
 def test_costs_prints_the_cost_model(capsys):

@@ -40,17 +40,27 @@ class Cost:
         return self.call + problems * (pairs + points + self.feature * (rows + columns) * features * (channels + 1))
 
 
-# measured on two cores of an x86-64 server (AVX-512), float32, D = C = 64, N = 16 ... 1024; see docs/performance.md
-_COSTS: dict[tuple[str, str], Cost] = {
-    ("reference", "sided"): Cost(call=1.2e6, pair=1.3, product=0.04),
-    ("tiled", "sided"): Cost(call=1.25e6, pair=1.2, product=0.04),
-    ("sorted", "sided"): Cost(call=1.45e6, point=0.25),
-    ("reference", "dense"): Cost(call=1.0e6, pair=2.0, product=0.04),
-    ("tiled", "dense"): Cost(call=1.1e6, pair=1.7, product=0.04),
-    ("reference", "sdpa"): Cost(call=1.7e5, pair=0.04, product=0.04),
-    ("tiled", "sdpa"): Cost(call=1.6e5, pair=0.016, product=0.016),
-    ("reference", "features"): Cost(call=2.0e5, pair=0.1, product=0.03),
-    ("linear", "features"): Cost(call=2.1e5, feature=0.11),
+# by type of device; float32, D = C = 64. The CPU's were measured on two cores of an x86-64 server (AVX-512) for
+# N = 16 ... 1024, the GPU's on an NVIDIA H200 for N = 512 ... 16,384 and stand in for all GPUs; see docs/performance.md
+_COSTS: dict[str, dict[tuple[str, str], Cost]] = {
+    "cpu": {
+        ("reference", "sided"): Cost(call=1.2e6, pair=1.3, product=0.04),
+        ("tiled", "sided"): Cost(call=1.25e6, pair=1.2, product=0.04),
+        ("sorted", "sided"): Cost(call=1.45e6, point=0.25),
+        ("reference", "dense"): Cost(call=1.0e6, pair=2.0, product=0.04),
+        ("tiled", "dense"): Cost(call=1.1e6, pair=1.7, product=0.04),
+        ("reference", "sdpa"): Cost(call=1.7e5, pair=0.04, product=0.04),
+        ("tiled", "sdpa"): Cost(call=1.6e5, pair=0.016, product=0.016),
+        ("reference", "features"): Cost(call=2.0e5, pair=0.1, product=0.03),
+        ("linear", "features"): Cost(call=2.1e5, feature=0.11),
+    },
+    "cuda": {
+        ("tiled", "sided"): Cost(call=7e5, pair=2.2e-4),
+        ("sorted", "sided"): Cost(call=1.2e6, point=2.6e-3),
+        ("tiled", "dense"): Cost(call=7e5, pair=2.1e-4),
+        ("tiled", "sdpa"): Cost(call=2e5, pair=2e-5, product=2e-5),
+        ("linear", "features"): Cost(call=3e5, feature=1e-4),
+    },
 }
 
 
@@ -84,10 +94,11 @@ def cheapest(problem: Problem, kernel: Kernel, normalised: bool) -> str:
     columns, channels = problem.value.shape[1:]
     features = int(kernel.dimension * dims) if isinstance(kernel, FeatureKernel) else 0
     sizes = (problem.query.shape[0], rows, columns, dims, channels, features)
+    table = _COSTS["cuda" if problem.query.device.type == "cuda" else "cpu"]
     able = [
-        name for name, kind in _COSTS if kind == family and _MODULES[name].why_not(problem, kernel, normalised) is None
+        name for name, kind in table if kind == family and _MODULES[name].why_not(problem, kernel, normalised) is None
     ]
-    costs = [_COSTS[name, family].estimate(*sizes) for name in able]
+    costs = [table[name, family].estimate(*sizes) for name in able]
     # not min with a key, which the compiler cannot follow
     return able[costs.index(min(costs))]
 
@@ -103,16 +114,18 @@ def cost_table() -> str:
     lines = [
         "auto takes the backend with the lowest estimate, in ns, for P heads, M queries, N keys, D, C, F features:"
     ]
-    for kind, members in kinds.items():
-        lines.append(f"{members}:")
-        for (name, family), cost in _COSTS.items():
-            if family == kind:
-                parts = (
-                    (cost.pair, "P M N D"),
-                    (cost.product, "P M N C"),
-                    (cost.point, "P (M+N) D (C+16)"),
-                    (cost.feature, "P (M+N) F (C+1)"),
-                )
-                terms = [f"{cost.call:.0f}", *(f"{factor:g} {term}" for factor, term in parts if factor)]
-                lines.append(f"  {name:<10} {' + '.join(terms)}")
+    for device, costs in _COSTS.items():
+        for kind, members in kinds.items():
+            lines.append(f"{device}: {members}")
+            lines.extend(f"  {name:<10} {_formula(cost)}" for (name, family), cost in costs.items() if family == kind)
     return "\n".join(lines)
+
+
+def _formula(cost: Cost) -> str:
+    parts = (
+        (cost.pair, "P M N D"),
+        (cost.product, "P M N C"),
+        (cost.point, "P (M+N) D (C+16)"),
+        (cost.feature, "P (M+N) F (C+1)"),
+    )
+    return " + ".join([f"{cost.call:.0f}", *(f"{factor:g} {term}" for factor, term in parts if factor)])

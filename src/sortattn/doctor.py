@@ -22,7 +22,7 @@ def doctor(*, costs: bool = False, clear_cache: bool = False) -> int:
         print(choose.cost_table())
         return 0
     if clear_cache:
-        print(f"Removed {cache.clear()} files from {cache.folder()}")
+        print(f"Removed {cache.clear()} files from {cache.folder()} and {cache.cuda_folder()}")
         return 0
     print(_section("Versions", _versions()))
     print(_section("Devices", _devices()))
@@ -70,15 +70,14 @@ def _device_names() -> list[str]:
 
 
 def _cache() -> list[tuple[str, str]]:
-    folder = Path(cache.folder())
-    # an index and the code of every function; Python keeps its own files in the same folder
-    files = list(folder.rglob("*.nb[ic]"))
-    size = sum(path.stat().st_size for path in files)
-    return [
-        ("folder", str(folder)),
-        ("size", f"{size / 1e6:.1f} MB in {len(files)} files"),
-        ("clear with", "sortattn doctor --clear-cache"),
-    ]
+    # Numba keeps an index and the code of every function; Python keeps its own files in the same folder
+    kinds = (("cpu", cache.folder(), "*.nb[ic]"), ("cuda", cache.cuda_folder(), "*.cubin"))
+    lines = []
+    for device, folder, pattern in kinds:
+        files = list(Path(folder).rglob(pattern))
+        size = sum(path.stat().st_size for path in files)
+        lines += [(device, str(folder)), ("", f"{size / 1e6:.1f} MB in {len(files)} files")]
+    return [*lines, ("clear with", "sortattn doctor --clear-cache")]
 
 
 def _section(title: str, lines: list[tuple[str, str]]) -> str:

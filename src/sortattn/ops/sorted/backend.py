@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ...cuda.support import trouble
 from ...kernels import Kernel, SidedKernel
 from ...normalise import normalise
 from ...validation import Problem
@@ -17,6 +18,8 @@ def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
         return "is_causal is not there yet for the sorted backend; use backend='tiled' or 'auto'"
     if problem.query.device.type not in ("cpu", "cuda"):
         return f"the sorted backend runs on the CPU and on NVIDIA GPUs, got tensors on {problem.query.device}"
+    if problem.query.device.type == "cuda":
+        return trouble(problem.query.device.index)
     return None
 
 

@@ -1,6 +1,5 @@
 """The sums on CUDA devices: launches of the kernels in `tiled.cu`, which is compiled at first use."""
 
-import importlib.util
 from functools import lru_cache
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ...cuda.launch import Kernel
+from ...cuda.support import trouble
 from ...kernels import (
     RIESZ_EPSILON,
     AddBump,
@@ -39,15 +39,8 @@ def serves(query: Tensor, value: Tensor, kernel: str) -> bool:
         and kernel in NAMES
         and query.dtype in ROWS
         and max(query.shape[2], value.shape[2]) <= _WIDEST
-        and _available(query.device.index)
+        and trouble(query.device.index) is None
     )
-
-
-@lru_cache
-def _available(device: int) -> bool:
-    # older devices have less shared memory; AMD's are `cuda` to torch, too
-    able = torch.version.cuda is not None and torch.cuda.get_device_capability(device) >= (8, 0)
-    return able and importlib.util.find_spec("cuda") is not None and importlib.util.find_spec("cuda.core") is not None
 
 
 @lru_cache

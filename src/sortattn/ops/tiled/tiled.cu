@@ -34,8 +34,7 @@ constexpr float REACH = 28.0f;
 constexpr float TINY = 0x1p-80f, LIFT = 0x1p80f;
 constexpr int NOWHERE = 0x7fffffff;
 
-template <int N>
-struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Vector {
+template <int N> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Vector {
     T x[N];
 };
 
@@ -90,7 +89,7 @@ inline double positive_part(double x) { return x > 0 ? x : 0.0; }
 // ---- tensor cores
 
 // a 16 x 8 tile += 16 x 8 times 8 x 8, of numbers with 11 digits
-inline void multiply(float& s, float& t, float& u, float& v, const unsigned (&a)[4], const unsigned (&b)[2]) {
+inline void multiply(float &s, float &t, float &u, float &v, const unsigned (&a)[4], const unsigned (&b)[2]) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(s), "+f"(t), "+f"(u), "+f"(v)
@@ -98,7 +97,7 @@ inline void multiply(float& s, float& t, float& u, float& v, const unsigned (&a)
 }
 
 // x as a number with 11 digits, rounded, and the rest of it
-inline void split(float x, unsigned& large, unsigned& small) {
+inline void split(float x, unsigned &large, unsigned &small) {
     large = (__float_as_uint(x) + 0x1000) & 0xffffe000;
     small = __float_as_uint(x - __uint_as_float(large));
 }
@@ -113,10 +112,10 @@ struct Numbers {
     // of e^-|u| as a power of two
     T rate = 0;
     // splines: nodes (J), then anchors, values and slopes of the J + 1 pieces; else coefficients
-    const T* table;
+    const T *table;
     int count;
 
-    Numbers(T bandwidth, const T* table, int count) : tau(bandwidth), table(table), count(count) {
+    Numbers(T bandwidth, const T *table, int count) : tau(bandwidth), table(table), count(count) {
         if constexpr (KIND == ADD_BUMP) {
             int exponent;
             edge = frexp(tau, &exponent);
@@ -129,7 +128,7 @@ struct Numbers {
 // the pieces of a spline left and right of u, the same but at a node
 struct Pieces {
     int at = 0, past = 0;
-    Pieces(T u, const Numbers& numbers) {
+    Pieces(T u, const Numbers &numbers) {
 #pragma unroll 1
         for (int j = 0; j < numbers.count; ++j) {
             at += numbers.table[j] < u;
@@ -138,19 +137,19 @@ struct Pieces {
     }
 };
 
-inline T anchor(const Numbers& numbers, int piece) { return numbers.table[numbers.count + piece]; }
-inline T height(const Numbers& numbers, int piece) { return numbers.table[2 * numbers.count + 1 + piece]; }
-inline T incline(const Numbers& numbers, int piece) { return numbers.table[3 * numbers.count + 2 + piece]; }
+inline T anchor(const Numbers &numbers, int piece) { return numbers.table[numbers.count + piece]; }
+inline T height(const Numbers &numbers, int piece) { return numbers.table[2 * numbers.count + 1 + piece]; }
+inline T incline(const Numbers &numbers, int piece) { return numbers.table[3 * numbers.count + 2 + piece]; }
 
-inline T line(const Numbers& numbers, int piece, T u) {
+inline T line(const Numbers &numbers, int piece, T u) {
     return height(numbers, piece) + incline(numbers, piece) * (u - anchor(numbers, piece));
 }
 
 // as in kernels.py: beyond, e^-x is zero, and a power of x might be infinite
-inline T distance(T difference, const Numbers& numbers) { return fmin(fabs(difference) / numbers.tau, T(1000)); }
+inline T distance(T difference, const Numbers &numbers) { return fmin(fabs(difference) / numbers.tau, T(1000)); }
 
 // what one dimension adds to a tile, for a difference of query and key
-inline T term(T difference, const Numbers& numbers) {
+inline T term(T difference, const Numbers &numbers) {
     if constexpr (KIND == ADD_RIESZ || KIND == LAPLACE) return fabs(difference);
     if constexpr (KIND == RIESZ) return difference * difference;
     if constexpr (KIND == ADD_BUMP) return positive_part(numbers.edge - fabs(difference));
@@ -170,7 +169,7 @@ inline T term(T difference, const Numbers& numbers) {
 }
 
 // Phi from the sum of the terms; for `laplace` its logarithm
-inline T whole(T sum, T own_norm, T other_norm, const Numbers& numbers, int dims) {
+inline T whole(T sum, T own_norm, T other_norm, const Numbers &numbers, int dims) {
     if constexpr (KIND == ADD_RIESZ) return (own_norm + other_norm - sum) / numbers.tau + T(EPSILON) * dims;
     if constexpr (KIND == RIESZ) return (sqrt(own_norm) + sqrt(other_norm) - sqrt(sum)) / numbers.tau + T(EPSILON);
     if constexpr (KIND == ADD_BUMP) return sum / numbers.edge;
@@ -179,7 +178,7 @@ inline T whole(T sum, T own_norm, T other_norm, const Numbers& numbers, int dims
 }
 
 // the derivative of a term by the query, in units of 1 / tau; at a kink the mean of both sides; with SIGNS, its step
-inline T slope(T difference, const Numbers& numbers) {
+inline T slope(T difference, const Numbers &numbers) {
     if constexpr (SIGNS) return step(difference);
     // the factor 1 / |q - k| is in the scores already
     if constexpr (KIND == RIESZ) return -difference;
@@ -207,27 +206,24 @@ inline T norm_slope(T point, T squares) {
     return 0;
 }
 
-inline T norm_term(T point) {
-    return KIND == RIESZ ? point * point : fabs(point);
-}
+inline T norm_term(T point) { return KIND == RIESZ ? point * point : fabs(point); }
 
 // ---- tiles
 
 // rows of a matrix in global memory
 struct Rows {
-    const T* start;
+    const T *start;
     int count, width;
     bool whole;
 
-    Rows(const T* start, long long count, long long width) : start(start), count(count), width(width) {
+    Rows(const T *start, long long count, long long width) : start(start), count(count), width(width) {
         whole = (reinterpret_cast<unsigned long long>(start) | width * sizeof(T)) % 16 == 0;
     }
-    template <int N>
-    Vector<N> get(int row, int column, T fill) const {
+    template <int N> Vector<N> get(int row, int column, T fill) const {
         Vector<N> found;
-        const T* from = start + (long long)row * width + column;
+        const T *from = start + (long long)row * width + column;
         bool inside = row < count;
-        if (inside && whole && column + N <= width) return *reinterpret_cast<const Vector<N>*>(from);
+        if (inside && whole && column + N <= width) return *reinterpret_cast<const Vector<N> *>(from);
         for (int e = 0; e < N; ++e) found.x[e] = inside && column + e < width ? from[e] : fill;
         return found;
     }
@@ -235,7 +231,7 @@ struct Rows {
 
 // `COUNT` rows from `first` on, 64 columns from `column` on, into a tile; returns whether one of these is not tiny
 template <int COUNT>
-inline bool load(T* tile, const Rows& rows, int first, int column, T scale = 1, T fill = 0, T* norms = nullptr) {
+inline bool load(T *tile, const Rows &rows, int first, int column, T scale = 1, T fill = 0, T *norms = nullptr) {
     bool ordinary = false;
 #pragma unroll 4
     for (int i = threadIdx.x; i < COUNT * WIDTH / 4; i += THREADS) {
@@ -245,7 +241,7 @@ inline bool load(T* tile, const Rows& rows, int first, int column, T scale = 1, 
             if constexpr (KIND == ADD_BUMP) found.x[e] *= scale;
             ordinary |= fabs(found.x[e]) > T(TINY);
         }
-        *reinterpret_cast<Vector<4>*>(tile + row * STRIDE + at) = found;
+        *reinterpret_cast<Vector<4> *>(tile + row * STRIDE + at) = found;
         if constexpr (!STATIONARY) {
             if (norms) {
                 T sum = 0;
@@ -261,7 +257,7 @@ inline bool load(T* tile, const Rows& rows, int first, int column, T scale = 1, 
 
 // the same as factors of e^(own - other), of 32 dimensions; returns whether one is out of reach
 template <int COUNT>
-inline bool load_factors(T* tile, const Rows& rows, int first, int column, const T* origin, T rate) {
+inline bool load_factors(T *tile, const Rows &rows, int first, int column, const T *origin, T rate) {
     bool far = false;
 #pragma unroll 4
     for (int i = threadIdx.x; i < COUNT * WIDTH / 4; i += THREADS) {
@@ -277,37 +273,33 @@ inline bool load_factors(T* tile, const Rows& rows, int first, int column, const
             factors.x[2 * e] = column + at + e < rows.width ? power_of_two(exponent) : T(0);
             factors.x[2 * e + 1] = column + at + e < rows.width ? power_of_two(-exponent) : T(0);
         }
-        *reinterpret_cast<Vector<4>*>(tile + row * STRIDE + at * 2) = factors;
+        *reinterpret_cast<Vector<4> *>(tile + row * STRIDE + at * 2) = factors;
     }
     return far;
 }
 
 // sums[i][j] = op(sums[i][j], own vector i, other vector j) over `count` columns of both tiles, N at a time
-template <int N, class Op>
-inline void combine(const T* own, const T* other, int count, T (&sums)[TM][TN], Op op) {
+template <int N, class Op> inline void combine(const T *own, const T *other, int count, T (&sums)[TM][TN], Op op) {
     Place place;
 #pragma unroll 1
     for (int d = 0; d < count; d += N) {
         Vector<N> mine[TM];
 #pragma unroll
-        for (int i = 0; i < TM; ++i) mine[i] = *reinterpret_cast<const Vector<N>*>(own + place.row(i) * STRIDE + d);
+        for (int i = 0; i < TM; ++i) mine[i] = *reinterpret_cast<const Vector<N> *>(own + place.row(i) * STRIDE + d);
 #pragma unroll
         for (int j = 0; j < TN; ++j) {
-            Vector<N> yours = *reinterpret_cast<const Vector<N>*>(other + place.column(j) * STRIDE + d);
+            Vector<N> yours = *reinterpret_cast<const Vector<N> *>(other + place.column(j) * STRIDE + d);
 #pragma unroll
             for (int i = 0; i < TM; ++i) op(sums[i][j], mine[i], yours);
         }
     }
 }
 
-template <bool KEYS>
-inline T difference(T own, T other) {
-    return KEYS ? other - own : own - other;
-}
+template <bool KEYS> inline T difference(T own, T other) { return KEYS ? other - own : own - other; }
 
 template <bool KEYS, int N>
-inline void combine_terms(Shared& shared, int count, const Numbers& numbers, T (&sums)[TM][TN]) {
-    auto add = [&](T& sum, const Vector<N>& own, const Vector<N>& other) {
+inline void combine_terms(Shared &shared, int count, const Numbers &numbers, T (&sums)[TM][TN]) {
+    auto add = [&](T &sum, const Vector<N> &own, const Vector<N> &other) {
         // a few terms first: fewer additions to a number that is larger than they are
         T fresh = term(difference<KEYS>(own.x[0], other.x[0]), numbers);
 #pragma unroll
@@ -318,9 +310,8 @@ inline void combine_terms(Shared& shared, int count, const Numbers& numbers, T (
 }
 
 // the terms summed over all dimensions, and the norms; both tiles are free to be written
-template <bool KEYS>
-inline void distances(Shared& shared, const Rows& own, const Rows& other, int own_first, int other_first,
-                      const Numbers& numbers, T (&sums)[TM][TN]) {
+template <bool KEYS> inline void distances(Shared &shared, const Rows &own, const Rows &other, int own_first,
+                                           int other_first, const Numbers &numbers, T (&sums)[TM][TN]) {
     for (int i = 0; i < TM; ++i)
         for (int j = 0; j < TN; ++j) sums[i][j] = 0;
     constexpr int DIMS = FACTORS ? WIDTH / 2 : WIDTH;
@@ -331,12 +322,12 @@ inline void distances(Shared& shared, const Rows& own, const Rows& other, int ow
         int count = own.width - d < DIMS ? own.width - d : DIMS;
         if (d) __syncthreads();
         if constexpr (FACTORS) {
-            const T* origin = other.start + (long long)other_first * other.width;
+            const T *origin = other.start + (long long)other_first * other.width;
             bool far = load_factors<OWN>(shared.scores, own, own_first, d, origin, numbers.rate);
             // the other way round: the first factors of both multiply to e^(own - other)
             far |= load_factors<OTHER>(shared.second, other, other_first, d, origin, -numbers.rate);
             if (!__syncthreads_or(far)) {
-                auto add = [](T& sum, const Vector<4>& own, const Vector<4>& other) {
+                auto add = [](T &sum, const Vector<4> &own, const Vector<4> &other) {
                     sum += fmin(own.x[0] * other.x[0], own.x[1] * other.x[1]) +
                            fmin(own.x[2] * other.x[2], own.x[3] * other.x[3]);
                 };
@@ -352,8 +343,7 @@ inline void distances(Shared& shared, const Rows& own, const Rows& other, int ow
 }
 
 // Where a thread's TM x TN numbers lie in a tile of OWN x OTHER: in a grid, or as tensor cores hold them.
-template <bool TENSOR>
-struct Cell {
+template <bool TENSOR> struct Cell {
     static int row(int i, int) {
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         return TENSOR ? warp % 2 * 32 + i / 4 * 16 + i % 4 / 2 * 8 + lane / 4 : Place().row(i);
@@ -364,8 +354,8 @@ struct Cell {
     }
 };
 
-inline void multiply_rows(const Shared& shared, int count, T (&sums)[TM][TN]) {
-    auto add = [](T& sum, const Vector<4>& own, const Vector<4>& other) {
+inline void multiply_rows(const Shared &shared, int count, T (&sums)[TM][TN]) {
+    auto add = [](T &sum, const Vector<4> &own, const Vector<4> &other) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) sum += own.x[e] * other.x[e];
     };
@@ -373,10 +363,10 @@ inline void multiply_rows(const Shared& shared, int count, T (&sums)[TM][TN]) {
 }
 
 // the same on tensor cores
-inline void multiply_rows_there(const Shared& shared, int count, float (&sums)[8][8]) {
+inline void multiply_rows_there(const Shared &shared, int count, float (&sums)[8][8]) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const T* own = shared.scores + (warp % 2 * 32 + lane / 4) * STRIDE + lane % 4;
-    const T* other = shared.second + (warp / 2 * 64 + lane / 4) * STRIDE + lane % 4;
+    const T *own = shared.scores + (warp % 2 * 32 + lane / 4) * STRIDE + lane % 4;
+    const T *other = shared.second + (warp / 2 * 64 + lane / 4) * STRIDE + lane % 4;
 #pragma unroll 1
     for (int c = 0; c < count; c += 8) {
         unsigned a[2][2][4];
@@ -403,12 +393,11 @@ inline void multiply_rows_there(const Shared& shared, int count, float (&sums)[8
     }
 }
 // never called: float64 has no such products
-inline void multiply_rows_there(const Shared&, int, double (&)[TM][TN]) {}
+inline void multiply_rows_there(const Shared &, int, double (&)[TM][TN]) {}
 
 // the inner products of the rows, summed over all columns; both tiles are free to be written
-template <bool TENSOR>
-inline void products(Shared& shared, const Rows& own, const Rows& other, int own_first, int other_first,
-                     T (&sums)[TM][TN]) {
+template <bool TENSOR> inline void products(Shared &shared, const Rows &own, const Rows &other, int own_first,
+                                            int other_first, T (&sums)[TM][TN]) {
     for (int i = 0; i < TM; ++i)
         for (int j = 0; j < TN; ++j) sums[i][j] = 0;
 #pragma unroll 1
@@ -425,8 +414,7 @@ inline void products(Shared& shared, const Rows& own, const Rows& other, int own
     }
 }
 
-template <bool TENSOR>
-inline void keep(Shared& shared, const T (&scores)[TM][TN]) {
+template <bool TENSOR> inline void keep(Shared &shared, const T (&scores)[TM][TN]) {
     using Here = Cell<TENSOR>;
 #pragma unroll
     for (int i = 0; i < TM; ++i)
@@ -435,15 +423,14 @@ inline void keep(Shared& shared, const T (&scores)[TM][TN]) {
 }
 
 // fresh[i][c] = op(fresh[i][c], score of own row i, column c of the other row), over all other rows
-template <class Op>
-inline void spread(const Shared& shared, T (&fresh)[TM][4], Op op) {
+template <class Op> inline void spread(const Shared &shared, T (&fresh)[TM][4], Op op) {
     Place place;
     for (int i = 0; i < TM; ++i)
         for (int c = 0; c < 4; ++c) fresh[i][c] = 0;
 #pragma unroll(TABLE ? 1 : 4)
     for (int n = 0; n < OTHER; ++n) {
-        auto score = *reinterpret_cast<const Vector<TM>*>(shared.scores + n * ACROSS_STRIDE + place.down * TM);
-        auto row = *reinterpret_cast<const Vector<4>*>(shared.second + n * STRIDE + place.across * 4);
+        auto score = *reinterpret_cast<const Vector<TM> *>(shared.scores + n * ACROSS_STRIDE + place.down * TM);
+        auto row = *reinterpret_cast<const Vector<4> *>(shared.second + n * STRIDE + place.across * 4);
 #pragma unroll
         for (int i = 0; i < TM; ++i)
 #pragma unroll
@@ -452,8 +439,7 @@ inline void spread(const Shared& shared, T (&fresh)[TM][4], Op op) {
 }
 
 // Where a thread's TM x 4 numbers lie in a tile of OWN rows x 64 columns: in a rectangle, or as tensor cores hold them.
-template <bool TENSOR>
-struct Held {
+template <bool TENSOR> struct Held {
     static int row(int i, int c) {
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         return TENSOR ? warp % 2 * 32 + i / 4 * 16 + c / 2 * 8 + lane / 4 : Place().down * TM + i;
@@ -466,12 +452,12 @@ struct Held {
 
 // running += scores times rows, on tensor cores. Three products of halves lose no more digits than float32 does. As the
 // cores truncate their sums, these are short, and those of the small parts apart.
-inline void add_rows(const Shared& shared, float (&running)[8][4], bool ordinary) {
+inline void add_rows(const Shared &shared, float (&running)[8][4], bool ordinary) {
     float lift = ordinary ? 1.0f : LIFT, drop = 1 / lift;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     // any order of the other rows is right: this one meets every bank once
-    const T* scores = shared.scores + lane % 4 * 2 * ACROSS_STRIDE + warp % 2 * 32 + lane / 4;
-    const T* rows = shared.second + lane % 4 * 2 * STRIDE + warp / 2 * 32 + lane / 4;
+    const T *scores = shared.scores + lane % 4 * 2 * ACROSS_STRIDE + warp % 2 * 32 + lane / 4;
+    const T *rows = shared.second + lane % 4 * 2 * STRIDE + warp / 2 * 32 + lane / 4;
 #pragma unroll 1
     for (int start = 0; start < OTHER; start += OTHER / 2) {
         float large[8][4] = {}, small[8][4] = {};
@@ -493,7 +479,7 @@ inline void add_rows(const Shared& shared, float (&running)[8][4], bool ordinary
             for (int i = 0; i < 2; ++i)
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
-                    float(&more)[4] = large[i * 4 + j], (&less)[4] = small[i * 4 + j];
+                    float (&more)[4] = large[i * 4 + j], (&less)[4] = small[i * 4 + j];
                     multiply(more[0], more[1], more[2], more[3], a[i][0], b[j][0]);
                     multiply(less[0], less[1], less[2], less[3], a[i][0], b[j][1]);
                     multiply(less[0], less[1], less[2], less[3], a[i][1], b[j][0]);
@@ -506,16 +492,15 @@ inline void add_rows(const Shared& shared, float (&running)[8][4], bool ordinary
     }
 }
 
-inline void add_rows(const Shared& shared, double (&running)[TM][4], bool) {
+inline void add_rows(const Shared &shared, double (&running)[TM][4], bool) {
     T fresh[TM][4];
-    spread(shared, fresh, [](T& sum, T score, T value, int, int) { sum += score * value; });
+    spread(shared, fresh, [](T &sum, T score, T value, int, int) { sum += score * value; });
     for (int i = 0; i < TM; ++i)
         for (int c = 0; c < 4; ++c) running[i][c] += fresh[i][c];
 }
 
 // reduce over the threads that share rows, then over the two halves of the tile; read `halves` after a barrier
-template <class Op>
-inline void meet(Shared& shared, T (&part)[TM], Op op) {
+template <class Op> inline void meet(Shared &shared, T (&part)[TM], Op op) {
     Place place;
 #pragma unroll
     for (int i = 0; i < TM; ++i) {
@@ -529,15 +514,15 @@ struct RowSum {
     int row = threadIdx.x % OWN, part = threadIdx.x / OWN;
     T running = 0;
 
-    void add(const Shared& shared) {
+    void add(const Shared &shared) {
         T fresh[4] = {};
 #pragma unroll 4
         for (int n = 0; n < OTHER / PARTS; ++n)
             fresh[n % 4] += shared.scores[(part * (OTHER / PARTS) + n) * ACROSS_STRIDE + row];
         running += fresh[0] + fresh[1] + (fresh[2] + fresh[3]);
     }
-    void leave(Shared& shared) const { shared.parts[part][row] = running; }
-    static T whole(const Shared& shared, int row) {
+    void leave(Shared &shared) const { shared.parts[part][row] = running; }
+    static T whole(const Shared &shared, int row) {
         T sum = 0;
         for (int part = 0; part < PARTS; ++part) sum += shared.parts[part][row];
         return sum;
@@ -545,8 +530,7 @@ struct RowSum {
 };
 
 // what a thread holds of every chunk
-template <bool TENSOR>
-inline void put(T* matrix, int first, int count, int width, const T (&sums)[CHUNKS][TM][4]) {
+template <bool TENSOR> inline void put(T *matrix, int first, int count, int width, const T (&sums)[CHUNKS][TM][4]) {
     using Here = Held<TENSOR>;
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; ++chunk)
@@ -568,18 +552,14 @@ inline int query_mark(long long m, long long rows, long long columns, long long 
     return seen > 0 ? seen : 0;
 }
 
-inline int key_mark(long long n, long long columns, const T* weight) {
+inline int key_mark(long long n, long long columns, const T *weight) {
     return n < columns && weight[n] != 0 ? n : NOWHERE;
 }
 
-template <bool KEYS>
-inline bool seen(int own, int other) {
-    return KEYS ? own < other : other < own;
-}
+template <bool KEYS> inline bool seen(int own, int other) { return KEYS ? own < other : other < own; }
 
 // the own mark that sees or is seen the most
-template <bool KEYS>
-inline int widest(const Shared& shared) {
+template <bool KEYS> inline int widest(const Shared &shared) {
     int mark = shared.own_mark[0];
     for (int i = 1; i < OWN; ++i) mark = seen<KEYS>(mark, shared.own_mark[i]) ? mark : shared.own_mark[i];
     return mark;
@@ -601,10 +581,10 @@ struct Spot {
 #ifdef FORWARD
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-forward(const T* query, const T* key, const T* value, const T* weight, const T* bandwidth, const T* table, T* sums,
-        T* total, T* shift, long long rows, long long columns, long long dims, long long channels, long long each,
-        long long causal, long long count, long long shifted) {
-    Shared& shared = *reinterpret_cast<Shared*>(memory);
+    forward(const T *query, const T *key, const T *value, const T *weight, const T *bandwidth, const T *table, T *sums,
+            T *total, T *shift, long long rows, long long columns, long long dims, long long channels, long long each,
+            long long causal, long long count, long long shifted) {
+    Shared &shared = *reinterpret_cast<Shared *>(memory);
     Spot spot(blockIdx.x, rows, true);
     long long p = spot.problem;
     Numbers numbers(bandwidth[p], table, count);
@@ -694,9 +674,8 @@ struct Inputs {
 };
 
 // the gradients by the scores, sum over c of grad[m][c] value[n][c] + grad_total[m], zero for pairs that are not seen
-template <bool KEYS, bool TENSOR>
-inline void score_gradients(Shared& shared, const Rows& own, const Rows& other, int own_first, int other_first,
-                            T (&scores)[TM][TN]) {
+template <bool KEYS, bool TENSOR> inline void score_gradients(Shared &shared, const Rows &own, const Rows &other,
+                                                              int own_first, int other_first, T (&scores)[TM][TN]) {
     products<TENSOR>(shared, own, other, own_first, other_first, scores);
 #pragma unroll
     for (int i = 0; i < TM; ++i)
@@ -708,14 +687,13 @@ inline void score_gradients(Shared& shared, const Rows& own, const Rows& other, 
         }
 }
 
-template <bool KEYS>
-inline int mark(const Inputs& in, long long p, long long row) {
+template <bool KEYS> inline int mark(const Inputs &in, long long p, long long row) {
     if constexpr (KEYS) return key_mark(row, in.columns, in.weight + p * in.columns);
     return query_mark(row, in.rows, in.columns, in.each, in.causal);
 }
 
 // what belongs to a query beside its points and gradients
-inline void load_query(Shared& shared, const Inputs& in, long long p, int first, int place) {
+inline void load_query(Shared &shared, const Inputs &in, long long p, int first, int place) {
     bool inside = first + place < in.rows;
     shared.query_total[place] = inside ? in.grad_total[p * in.rows + first + place] : T(0);
     shared.query_shift[place] = inside && in.shifted ? in.shift[p * in.rows + first + place] : T(0);
@@ -723,7 +701,7 @@ inline void load_query(Shared& shared, const Inputs& in, long long p, int first,
 
 // the sum of a number of every thread, for the first one; all shared memory is free to be written
 inline double block_sum(double number) {
-    double* numbers = reinterpret_cast<double*>(memory);
+    double *numbers = reinterpret_cast<double *>(memory);
     numbers[threadIdx.x] = number;
     __syncthreads();
     for (int half = THREADS / 2; half; half /= 2) {
@@ -734,9 +712,8 @@ inline double block_sum(double number) {
 }
 
 // KEYS: the gradients of keys and values; otherwise of queries. `moment` becomes the sum of (point - origin) gradient.
-template <bool KEYS>
-inline void backward(const Inputs& in, T* grad_points, T* grad_values, double* moment) {
-    Shared& shared = *reinterpret_cast<Shared*>(memory);
+template <bool KEYS> inline void backward(const Inputs &in, T *grad_points, T *grad_values, double *moment) {
+    Shared &shared = *reinterpret_cast<Shared *>(memory);
     long long own_rows = KEYS ? in.columns : in.rows, other_rows = KEYS ? in.rows : in.columns;
     Spot spot(blockIdx.x, own_rows, !KEYS);
     long long p = spot.problem;
@@ -833,7 +810,7 @@ inline void backward(const Inputs& in, T* grad_points, T* grad_values, double* m
                 for (int c = 0; c < 4; ++c) mine[i][c] = point.x[c] * numbers.scale;
             }
             __syncthreads();
-            spread(shared, fresh, [&](T& sum, T score, T yours, int i, int c) {
+            spread(shared, fresh, [&](T &sum, T score, T yours, int i, int c) {
                 sum += score * slope(difference<KEYS>(mine[i][c], yours), numbers);
             });
 #pragma unroll
@@ -873,27 +850,27 @@ inline void backward(const Inputs& in, T* grad_points, T* grad_values, double* m
     if (threadIdx.x == 0) moment[blockIdx.x] = moments;
 }
 
-#define INPUTS                                                                                                        \
-    const T *grad, const T *grad_total, const T *query, const T *key, const T *value, const T *weight,                \
-        const T *bandwidth, const T *table, const T *shift, long long rows, long long columns, long long dims,        \
+#define INPUTS                                                                                                         \
+    const T *grad, const T *grad_total, const T *query, const T *key, const T *value, const T *weight,                 \
+        const T *bandwidth, const T *table, const T *shift, long long rows, long long columns, long long dims,         \
         long long channels, long long each, long long causal, long long count, long long shifted
-#define AS_STRUCT                                                                                                     \
-    Inputs {                                                                                                          \
-        grad, grad_total, query, key, value, weight, bandwidth, table, shift, rows, columns, dims, channels, each,    \
-            causal, count, shifted                                                                                    \
+#define AS_STRUCT                                                                                                      \
+    Inputs {                                                                                                           \
+        grad, grad_total, query, key, value, weight, bandwidth, table, shift, rows, columns, dims, channels, each,     \
+            causal, count, shifted                                                                                     \
     }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) backward_query(INPUTS, T* grad_query, double* moment) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) backward_query(INPUTS, T *grad_query, double *moment) {
     backward<false>(AS_STRUCT, grad_query, nullptr, moment);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-backward_key(INPUTS, T* grad_key, T* grad_value, double* moment) {
+    backward_key(INPUTS, T *grad_key, T *grad_value, double *moment) {
     backward<true>(AS_STRUCT, grad_key, grad_value, moment);
 }
 
 // what a pair with this gradient adds to `sums`, see below
-inline void add_to_table(T gradient, T difference, int piece, const Numbers& numbers, T (&sums)[2]) {
+inline void add_to_table(T gradient, T difference, int piece, const Numbers &numbers, T (&sums)[2]) {
     if constexpr (KIND == POLYNOMIAL_EXPONENTIAL) {
         T x = distance(difference, numbers), power = exp(-x);
 #pragma unroll 1
@@ -911,10 +888,10 @@ inline void add_to_table(T gradient, T difference, int piece, const Numbers& num
 
 // Of the table of a kernel. Coefficients: the sum of gradient x^i e^-x for coefficient i = blockIdx.y. Splines: the
 // sums of gradient and of gradient (u - anchor) over piece blockIdx.y; a node counts half for the pieces on both sides.
-extern "C" __global__ void __launch_bounds__(THREADS) backward_table(INPUTS, double* moments) {
+extern "C" __global__ void __launch_bounds__(THREADS) backward_table(INPUTS, double *moments) {
     if constexpr (TABLE) {
         Inputs in = AS_STRUCT;
-        Shared& shared = *reinterpret_cast<Shared*>(memory);
+        Shared &shared = *reinterpret_cast<Shared *>(memory);
         Spot spot(blockIdx.x, rows, true);
         long long p = spot.problem;
         int piece = blockIdx.y;
@@ -947,7 +924,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_table(INPUTS, dou
                 for (int e = 0; e < count; e += 4) {
                     T fresh[2] = {};
                     combine<1>(shared.scores + e, shared.second + e, count - e < 4 ? count - e : 4, scores,
-                               [&](T& score, const Vector<1>& own, const Vector<1>& other) {
+                               [&](T &score, const Vector<1> &own, const Vector<1> &other) {
                                    add_to_table(score, own.x[0] - other.x[0], piece, numbers, fresh);
                                });
                     constant += fresh[0];

@@ -1,0 +1,97 @@
+"""Compiled CUDA kernels on disk: found again, and survived whatever becomes of the folder."""
+
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from sortattn.cuda import compile as cuda
+
+pytest.importorskip("cuda.core")
+
+SOURCE = 'extern "C" __global__ void scale(float* x) { x[threadIdx.x] *= FACTOR; }\n'
+DEFINES = (("FACTOR", 2),)
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("SORTATTN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "scale.cu"
+    path.write_text(SOURCE)
+    return path
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """What has gone to the compiler."""
+    calls = []
+    honest = cuda._compile
+    monkeypatch.setattr(cuda, "_compile", lambda *args: calls.append(args) or honest(*args))
+    return calls
+
+
+def test_a_kernel_is_compiled_once(folder, source, compiled):
+    first = cuda.cubin(source, DEFINES, "sm_90")
+    assert cuda.cubin(source, DEFINES, "sm_90") == first
+    assert len(compiled) == 1
+    assert len(cuda.files()) == 1
+
+
+def test_another_source_macro_or_architecture_is_another_kernel(folder, source, compiled):
+    cuda.cubin(source, DEFINES, "sm_90")
+    cuda.cubin(source, (("FACTOR", 3),), "sm_90")
+    cuda.cubin(source, DEFINES, "sm_80")
+    source.write_text(SOURCE + "// changed\n")
+    cuda.cubin(source, DEFINES, "sm_90")
+    assert len(compiled) == len(cuda.files()) == 4
+
+
+@pytest.mark.parametrize("damage", [lambda code: b"", lambda code: code[:-100], lambda code: b"x" + code[1:]])
+def test_a_damaged_file_is_compiled_anew(folder, source, compiled, damage):
+    code = cuda.cubin(source, DEFINES, "sm_90")
+    (path,) = cuda.files()
+    path.write_bytes(damage(path.read_bytes()))
+    assert cuda.cubin(source, DEFINES, "sm_90") == code
+    assert len(compiled) == 2
+    assert cuda.cubin(source, DEFINES, "sm_90") == code
+    assert len(compiled) == 2
+
+
+def test_a_folder_that_is_no_folder_is_survived(folder, source):
+    folder.write_text("in the way")
+    assert cuda.cubin(source, DEFINES, "sm_90")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_survived(folder, source):
+    folder.mkdir()
+    folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    assert cuda.cubin(source, DEFINES, "sm_90")
+
+
+def test_many_at_once_leave_one_whole_file(folder, source):
+    with ThreadPoolExecutor(8) as pool:
+        codes = set(pool.map(lambda _: cuda.cubin(source, DEFINES, "sm_90"), range(16)))
+    assert len(codes) == 1
+    assert [path.suffix for path in folder.iterdir()] == [".cubin"]
+
+
+def test_an_error_shows_the_line(folder, source):
+    source.write_text("\n\nint broken = nowhere;\n")
+    with pytest.raises(
+        cuda.CompileError, match=r"scale\.cu does not compile for sm_90(.|\n)*scale\.cu\(3\)(.|\n)*nowhere"
+    ):
+        cuda.cubin(source, (), "sm_90")
+    assert not cuda.files()
+
+
+def test_the_folder_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.delenv("SORTATTN_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cuda.folder() == tmp_path / "sortattn"
