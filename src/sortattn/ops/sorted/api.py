@@ -36,9 +36,9 @@ def sided_sum(
     from . import cpu
 
     query, key, value, weight = (part.detach().contiguous() for part in (query, key, value, weight))
-    queries, keys = (cpu.Points(points, cpu.sort(points)) for points in (query, key))
+    queries, keys = cpu.unsorted(query), cpu.unsorted(key)
     terms = Terms(nodes, below.detach(), above.detach(), rate, compact)
-    sums, extra = cpu.scatter(keys, queries, value, weight, terms, bandwidth, mirrored=False)
+    sums, extra = cpu.scatter(keys, queries, value, weight, terms, bandwidth, mirrored=False, unsorted=True)
     return sums, extra, queries.order, keys.order
 
 

@@ -7,6 +7,8 @@ from numba import njit
 
 # part of an entry point: compiled with it, not kept by itself
 compiled = njit(nogil=True, error_model="numpy")
+# part of a hot loop: a call would hand over every array in seven pieces
+inlined = njit(nogil=True, error_model="numpy", forceinline=True)
 entry = njit(nogil=True, error_model="numpy", cache=True)
 
 
