@@ -7,11 +7,13 @@ from numba import njit
 
 # part of an entry point: compiled with it, not kept by itself
 compiled = njit(nogil=True, error_model="numpy")
+# part of a hot loop: a call would hand over every array in seven pieces
+inlined = njit(nogil=True, error_model="numpy", forceinline=True)
 entry = njit(nogil=True, error_model="numpy", cache=True)
 
 
 # all that is compiled with an entry point
-_MODULES = ("compiled", "drive", "exponential", "moments", "plan", "simd", "sort", "sweep", "walk")
+_MODULES = ("compiled", "drive", "events", "exponential", "moments", "plan", "simd", "sort", "sweep", "walk")
 
 
 def digest() -> str:

@@ -5,6 +5,7 @@ through the dimensions in order; inner products are one task per head and range 
 blocks of channels in order.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -17,6 +18,12 @@ from .lines import Points
 
 # channels that are walked together
 _WIDTHS = (64, 32, 16)
+
+
+def unsorted(points: Tensor) -> Points:
+    """Points whose argsort is still to be found."""
+    problems, count, dims = points.shape
+    return Points(points, torch.empty(problems, dims, count, dtype=torch.int32))
 
 
 def sort(points: Tensor) -> Tensor:
@@ -42,19 +49,27 @@ def forward(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor, terms: Terms, bandwidth: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sums of values `(P, M, C)` and of weights `(P, M)` for all queries, and the argsorts of queries and keys."""
-    queries, keys = (Points(points, sort(points)) for points in (query, key))
-    return *scatter(keys, queries, value, weight, terms, bandwidth, mirrored=False), queries.order, keys.order
+    queries, keys = unsorted(query), unsorted(key)
+    sums = scatter(keys, queries, value, weight, terms, bandwidth, mirrored=False, unsorted=True)
+    return *sums, queries.order, keys.order
 
 
 def scatter(
-    sources: Points, targets: Points, rows: Tensor, extra: Tensor, terms: Terms, bandwidth: Tensor, mirrored: bool
+    sources: Points,
+    targets: Points,
+    rows: Tensor,
+    extra: Tensor,
+    terms: Terms,
+    bandwidth: Tensor,
+    mirrored: bool,
+    unsorted: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Sum `rows (P, N, C)` and `extra (P, N)` of the sources for the targets.
 
-    The kernel is `f(target - source)`, or with `mirrored` `f(source - target)`, the transposed one.
+    The kernel is `f(target - source)`, or with `mirrored` `f(source - target)`, the transposed one. The argsorts of
+    `unsorted` points are written, not read.
     """
     from . import drive
-    from .simd import Constant
 
     problems, channels = rows.shape[0], rows.shape[2]
     number, dims = targets.points.shape[1:]
@@ -62,11 +77,16 @@ def scatter(
     # with fewer heads than threads, narrower blocks; a channel's sum does not depend on the block it is in
     while width > _WIDTHS[-1] and problems * math.ceil(channels / width) < torch.get_num_threads():
         width //= 2
+    if unsorted and (width < channels or rows.dtype == torch.float64):
+        # every block of channels would sort anew, and the compiled sort is one for float32
+        for points, order in (sources, targets):
+            order.copy_(sort(points))
+        unsorted = False
     out = torch.empty(problems, number, channels, dtype=rows.dtype)
     out_extra = torch.zeros(problems, number, dtype=rows.dtype)
     profiles = _profiles(terms, bandwidth, rows.numpy().dtype)
     lines = [part.numpy() for part in (*sources, *targets)]
-    lanes, depth = Constant(width), Constant(terms.below.shape[1])
+    constants = _constants(terms, width)
 
     def task(p, first):
         block = _block(rows[p], first, width)
@@ -79,8 +99,8 @@ def scatter(
             else (torch.zeros_like(extra[p]), torch.zeros(number, dtype=rows.dtype))
         )
         drive.walk_head(
-            lanes, depth, *(line[p] for line in lines), 0, dims, mirrored, block.view(-1).numpy(), scalars[0].numpy(),
-            profiles[p], target.view(-1).numpy(), scalars[1].numpy(), None,
+            *constants, *(line[p] for line in lines), 0, dims, mirrored, unsorted, block.view(-1).numpy(),
+            scalars[0].numpy(), profiles[p], target.view(-1).numpy(), scalars[1].numpy(), None,
         )  # fmt: skip
         if not whole:
             out[p, :, first : first + width] = target[:, : channels - first]
@@ -106,7 +126,6 @@ def dot(
     Entry `(m, d)` of problem p is `factors[p] sum_n f(t_md - s_nd) (<rows_n, other_m> + extra_n other_extra_m)`.
     """
     from . import drive
-    from .simd import Constant
 
     problems, channels = rows.shape[0], rows.shape[2]
     number, dims = targets.points.shape[1:]
@@ -114,7 +133,7 @@ def dot(
     out = torch.empty(problems, number, dims, dtype=rows.dtype)
     profiles = _profiles(terms, bandwidth, rows.numpy().dtype)
     lines = [part.numpy() for part in (*sources, *targets)]
-    lanes, depth = Constant(width), Constant(terms.below.shape[1])
+    constants = _constants(terms, width)
     scales = factors.tolist()
 
     def task(p, start):
@@ -126,7 +145,7 @@ def dot(
             if first > 0:
                 scalars = tuple(torch.zeros_like(part) for part in scalars)
             drive.walk_head(
-                lanes, depth, *(line[p] for line in lines), start, stop, mirrored, block.view(-1).numpy(),
+                *constants, *(line[p] for line in lines), start, stop, mirrored, False, block.view(-1).numpy(),
                 scalars[0].numpy(), profiles[p], others.view(-1).numpy(), scalars[1].numpy(), products.numpy(),
             )  # fmt: skip
         out[p, :, start:stop] = products.mul_(scales[p]).T
@@ -152,33 +171,57 @@ def _block(rows: Tensor, first: int, width: int) -> Tensor:
 def _profiles(terms: Terms, bandwidth: Tensor, real: np.dtype) -> list:
     """One profile per problem; problems with the same bandwidth share it."""
     taus = bandwidth.tolist()
-    distinct = {tau: _profile(terms, tau, real) for tau in set(taus)}
-    return [distinct[tau] for tau in taus]
+    nodes = tuple(terms.nodes.tolist())
+    below, above = (tuple(map(tuple, side.tolist())) for side in (terms.below, terms.above))
+    return [_profile(nodes, below, above, terms.rate, terms.compact, tau, real) for tau in taus]
 
 
-def _profile(terms: Terms, bandwidth: float, real: np.dtype):
+# the same for every call of a layer: next to short sequences it takes its time
+@functools.lru_cache(maxsize=128)
+def _profile(nodes: tuple, below: tuple, above: tuple, rate: float, compact: bool, bandwidth: float, real: np.dtype):
     """The terms of `f(u / bandwidth)` in the form the walker reads."""
     from .plan import MAX_EXPONENT
     from .walk import Profile
 
-    powers = terms.below.shape[1]
+    powers = len(below[0])
     pascal = np.array([[float(math.comb(k, i)) for i in range(powers)] for k in range(powers)])
     scale = bandwidth ** -np.arange(powers, dtype=np.float64)
-    below, above = terms.below.numpy() * scale, terms.above.numpy() * scale
+    below, above = np.array(below) * scale, np.array(above) * scale
+    # slopes of one or two: sums of them are exact
+    largest = float(np.abs(below[:, -1]).max()) or 1.0
     # [j, l, i] = c_ji C(i, l): zero for i < l, as the binomial is
-    spread_below, spread_above = (np.ascontiguousarray(side[:, None, :] * pascal.T) for side in (below, above))
-    nodes = terms.nodes.numpy() * bandwidth
-    rate = terms.rate / bandwidth
+    shares_below, shares_above = (
+        np.ascontiguousarray((_rounded(side / largest, real)[:, None, :] * pascal.T).astype(real))
+        for side in (below, above)
+    )
+    nodes = np.array(nodes) * bandwidth
+    rate = rate / bandwidth
     span = math.inf
     if rate:
         span = MAX_EXPONENT / rate
-    elif terms.compact:
+    elif compact:
         # a tile of a compact kernel is no wider than its support, so that its local sums do not cancel either
         span = float(nodes[-1] - nodes[0])
-    # with a rate both sides are walked, also for the derivative with respect to the coefficients of one of them
-    two_sided = bool(rate) or bool(above.any())
-    tied = two_sided or bool(below[:, 0].any())
+    tied = bool((below[:, 0] != above[:, 0]).any())
     return Profile(
-        nodes, below.astype(real), above.astype(real), spread_below, spread_above, pascal, rate, span, two_sided, tied,
-        terms.compact,
+        nodes, below.astype(real), above.astype(real), shares_below, shares_above, -shares_above, real.type(largest),
+        pascal, rate, span, tied, compact,
     )  # fmt: skip
+
+
+def _rounded(coefficients: np.ndarray, real: np.dtype) -> np.ndarray:
+    """Coefficients `(J, powers)` in the working precision, such that what cancels over the nodes still does."""
+    # sums over the nodes up to each one, as multiples of a number so large that their differences are exact
+    totals = coefficients.cumsum(0)
+    unit = np.finfo(real).eps * 2.0 ** np.ceil(np.log2(np.abs(totals).max(0, initial=1e-300)) + 1)
+    return np.diff(np.round(totals / unit) * unit, axis=0, prepend=0.0).astype(real)
+
+
+def _constants(terms: Terms, width: int) -> tuple:
+    """What the walker is compiled for: channels, coefficients of a polynomial, and of those on all sides."""
+    from .simd import Constant
+
+    powers = terms.below.shape[1]
+    # with a rate both sides are walked, also for the derivative with respect to the coefficients of one of them
+    two_sided = bool(terms.rate) or bool(terms.above.any())
+    return Constant(width), Constant(powers), Constant(2 * powers if two_sided else powers)

@@ -1,139 +1,119 @@
-"""Moments of far sources, `sum z^k e^(-rate z) v`: adding sources, moving the origin, combining nodes.
+"""What far sources give to the targets of a tile: sums of weighted rows that every target combines for itself.
 
-Every row of channels has an extra scalar beside it, with moments of its own: `extras` go with `moments`. Arrays are
-flat; the moments of node `j` start at row `j * depth`.
+For a target at `y` from the tile's origin they give `e^(-rate y) sum_l y^l sums[l]`. A row `sums[l]` is kept in float64
+(`moments`), with what was added since the last fold beside it in the working precision (`local`), and what the moments
+were then, rounded (`base`). Every row of channels has an extra scalar beside it, which is summed alike.
 """
 
 import math
+from collections import namedtuple
 
 import numpy as np
 
-from .compiled import compiled
+from .compiled import compiled, inlined
+from .events import FOLD, list_far, weigh_far
 from .exponential import exp
-from .simd import at, load, multiply_add, narrow, store, value_of, widen, zeros
+from .simd import aligned, at, load, multiply_add, narrow, put, store, value_of, widen, zeros
 
-# sources that are summed in the working precision before float64 takes over
-FOLD = 128
+# sums of far sources, flat, a row for each power on each side; the extras go with them
+Sums = namedtuple("Sums", "moments extras local local_extra base base_extra")
 
 
 @compiled
-def shift(lanes, depth, moments, extras, j, distance, rate, pascal):
-    """Move `moments[k] = sum z^k e^(-rate z) v` to an origin further by `distance >= 0`: `z` becomes `z + distance`."""
+def make_sums(lanes, terms, real):
+    """Empty Sums of `terms` rows; `real` is an array of the working precision."""
+    width = value_of(lanes)
+    return Sums(
+        aligned(terms * width, np.empty(0)),
+        np.zeros(terms),
+        aligned(terms * width, real),
+        np.zeros(terms, real.dtype),
+        aligned(terms * width, real),
+        np.zeros(terms, real.dtype),
+    )
+
+
+@compiled
+def shift(lanes, depth, moments, extras, distance, rate, pascal):
+    """Move the origin by `distance >= 0` towards the targets: `y` becomes `y + distance`."""
     width, powers = value_of(lanes), value_of(depth)
     decay = math.exp(-rate * distance) if rate != 0.0 else 1.0
-    for k in range(powers - 1, -1, -1):
+    for k in range(powers):
         total = zeros(moments, lanes)
         extra = 0.0
         factor = decay
-        for i in range(k, -1, -1):
-            term = factor * pascal[k, i]
-            total = multiply_add(term, load(moments, (j * powers + i) * width, lanes), total)
-            extra += term * extras[j * powers + i]
+        for i in range(k, powers):
+            term = factor * pascal[i, k]
+            total = multiply_add(term, load(moments, i * width, lanes), total)
+            extra += term * extras[i]
             factor *= distance
-        store(moments, (j * powers + k) * width, total)
-        extras[j * powers + k] = extra
+        store(moments, k * width, total)
+        extras[k] = extra
 
 
 @compiled
-def combine(lanes, depth, moments, extras, spread, combined, combined_extra, first):
-    """What far sources give, as factors of `y^l`: `sum_j sum_i spread[j, l, i] moments[j, i - l]`."""
-    width, powers = value_of(lanes), value_of(depth)
-    for power in range(powers):
-        total = zeros(moments, lanes)
-        extra = 0.0
-        for j in range(spread.shape[0]):
-            for i in range(power, powers):
-                factor = spread[j, power, i]
-                total = multiply_add(factor, load(moments, (j * powers + i - power) * width, lanes), total)
-                extra += factor * extras[j * powers + i - power]
-        store(combined, (first + power) * width, narrow(total, combined))
-        combined_extra[first + power] = extra
-
-
-@compiled
-def fold(lanes, depth, local, local_extra, moments, extras):
-    """Move what was summed in the working precision to the moments in float64."""
+def fold(lanes, terms, moments, extras, local, local_extra, base, base_extra):
+    """Move what was summed in the working precision to the moments in float64, and round those."""
     width = value_of(lanes)
-    for place in range(extras.shape[0]):
-        total = widen(load(local, place * width, lanes))
-        store(moments, place * width, load(moments, place * width, lanes) + total)
-        store(local, place * width, zeros(local, lanes))
-        extras[place] += np.float64(local_extra[place])
-        local_extra[place] = 0.0
+    for k in range(terms):
+        total = load(moments, k * width, lanes) + widen(load(local, k * width, lanes))
+        store(moments, k * width, total)
+        store(base, k * width, narrow(total, base))
+        store(local, k * width, zeros(local, lanes))
+        extras[k] += np.float64(local_extra[k])
+        base_extra[k] = extras[k]
+        local_extra[k] = 0.0
+
+
+@inlined
+def sum_far(lanes, terms, rows, scalars, indices, start, stop, weights, stride, local, local_extra):
+    """Add events `start ... stop - 1` to all rows of `local`, two rows at a time: more would not stay in registers."""
+    width, number = value_of(lanes), value_of(terms)
+    for k in range(0, number, 2):
+        other = min(k + 1, number - 1)
+        first, second = load(local, k * width, lanes), load(local, other * width, lanes)
+        first_extra, second_extra = local_extra[k], local_extra[other]
+        for event in range(start, stop):
+            index = np.int64(at(indices, event))
+            row = load(rows, index * width, lanes)
+            scalar = at(scalars, index)
+            weight = at(weights, k * stride + event)
+            first = multiply_add(weight, row, first)
+            first_extra += weight * scalar
+            if number > 1:
+                weight = at(weights, other * stride + event)
+                second = multiply_add(weight, row, second)
+                second_extra += weight * scalar
+        # where the number is odd the last row has been summed twice, and this is its first sum
+        if number > 1:
+            store(local, other * width, second)
+            local_extra[other] = second_extra
+        store(local, k * width, first)
+        local_extra[k] = first_extra
 
 
 @compiled
-def absorb(lanes, depth, rows, scalars, points, order, start, stop, origin, sign, rate, weights, moments, extras, j):
-    """Add the moments of sources `start ... stop - 1` to those of node `j`, with `z = sign (origin - t) >= 0`."""
-    width, powers = value_of(lanes), value_of(depth)
+def absorb(
+    lanes, depth, rows, scalars, points, order, start, stop, origin, above, rate, shares, j, decays, indices, far, own,
+    stride, moments, extras, local, local_extra, base, base_extra,
+):  # fmt: skip
+    """Add any number of sources, `start ... stop - 1`, to the sums; the last of them are not folded yet.
+
+    Their exponentials are `decays`, or None for those that have to be computed.
+    """
     real = rows.dtype.type
     while start < stop:
         count = min(stop - start, FOLD)
-        for i in range(count):
-            distance = sign * (origin - np.float64(points[start + i]))
-            weights[i] = exp(real(-rate * distance)) if rate != 0.0 else real(1.0)
-        for k in range(powers):
-            total = zeros(rows, lanes)
-            extra = real(0.0)
-            for i in range(count):
-                index = np.int64(at(order, start + i))
-                total = multiply_add(at(weights, i), load(rows, index * width, lanes), total)
-                extra += at(weights, i) * at(scalars, index)
-            place = j * powers + k
-            store(moments, place * width, load(moments, place * width, lanes) + widen(total))
-            extras[place] += np.float64(extra)
-            for i in range(count):
-                weights[i] *= real(sign * (origin - np.float64(points[start + i])))
+        list_far(order, start, start + count, indices, 0)
+        if decays is None:
+            if rate != 0.0:
+                growth = rate if above else -rate
+                for i in range(count):
+                    put(own, i, exp(real(growth * (origin - np.float64(at(points, start + i))))))
+            weigh_far(depth, points, start, start + count, origin, above, shares, j, own, start, far, 0, stride)
+        else:
+            weigh_far(depth, points, start, start + count, origin, above, shares, j, decays, 0, far, 0, stride)
+        sum_far(lanes, depth, rows, scalars, indices, 0, count, far, stride, local, local_extra)
         start += count
-
-
-@compiled
-def absorb_higher(lanes, depth, rows, scalars, points, order, start, stop, origin, sign, decays, local, local_extra, j):
-    """Add moments two and up of sources `start ... stop - 1`, which the main loop leaves out, to `local`."""
-    width, powers = value_of(lanes), value_of(depth)
-    real = local.dtype.type
-    for k in range(2, powers):
-        place = j * powers + k
-        total = load(local, place * width, lanes)
-        extra = local_extra[place]
-        for n in range(start, stop):
-            index = np.int64(at(order, n))
-            weight = at(decays, n)
-            distance = real(sign * (origin - np.float64(at(points, n))))
-            for _ in range(k):
-                weight *= distance
-            total = multiply_add(weight, load(rows, index * width, lanes), total)
-            extra += weight * at(scalars, index)
-        store(local, place * width, total)
-        local_extra[place] = extra
-
-
-@compiled
-def absorb_local(lanes, depth, rows, scalars, points, order, start, stop, origin, sign, decays, local, local_extra, j):
-    """Add the moments of sources `start ... stop - 1`, which lie in the tile, to `local`."""
-    width, powers = value_of(lanes), value_of(depth)
-    real = local.dtype.type
-    low = load(local, j * powers * width, lanes)
-    second = j * powers + min(1, powers - 1)
-    high = load(local, second * width, lanes)
-    low_extra, high_extra = local_extra[j * powers], local_extra[second]
-    for n in range(start, stop):
-        index = np.int64(at(order, n))
-        row = load(rows, index * width, lanes)
-        scalar = at(scalars, index)
-        weight = at(decays, n)
-        low = multiply_add(weight, row, low)
-        low_extra += weight * scalar
-        if powers > 1:
-            weight *= real(sign * (origin - np.float64(at(points, n))))
-            high = multiply_add(weight, row, high)
-            high_extra += weight * scalar
-    store(local, j * powers * width, low)
-    local_extra[j * powers] = low_extra
-    if powers > 1:
-        store(local, second * width, high)
-        local_extra[second] = high_extra
-    if powers > 2:
-        absorb_higher(
-            lanes, depth, rows, scalars, points, order, start, stop, origin, sign, decays, local, local_extra, j
-        )
+        if start < stop:
+            fold(lanes, value_of(depth), moments, extras, local, local_extra, base, base_extra)

@@ -7,8 +7,9 @@ the same code serves SSE, AVX2, AVX-512 and NEON. Vectors of one type add, subtr
 
 import operator
 
+import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 from numba.core.imputils import lower_constant
 from numba.extending import NativeValue, intrinsic, models, overload, register_model, typeof_impl, unbox
@@ -76,6 +77,11 @@ class _VectorModel(models.PrimitiveModel):
 
 _INDEX = ir.IntType(32)
 
+# entries of an array that are computed together: arrays have as many to spare behind their last one
+SPARE = 16
+BATCH = Constant(SPARE)
+FOUR = Constant(4)
+
 
 def _address(context, builder, array_type, array, offset):
     data = context.make_array(array_type)(context, builder, array).data
@@ -99,6 +105,14 @@ def _suffix(kind, vector):
 
 
 # memory
+
+
+@njit(nogil=True)
+def aligned(count, like):
+    """`count` zeros of the type of `like` from the beginning of a cache line on, which vectors then do not straddle."""
+    room = np.zeros(count + 64 // like.itemsize, like.dtype)
+    first = -room.ctypes.data % 64 // like.itemsize
+    return room[first : first + count]
 
 
 @intrinsic
@@ -148,19 +162,17 @@ def put(typing, array, offset, scalar):
     return types.void(array, types.intp, array.dtype), emit
 
 
-def _count(comparison):
+def _count(comparison, toward):
     @intrinsic
     def count(typing, array, offset, place):
         vector = Vector(array.dtype, SCAN)
 
         def emit(context, builder, signature, args):
+            kind = context.get_value_type(vector)
             address = _address(context, builder, signature.args[0], args[0], args[1])
-            address = builder.bitcast(address, context.get_value_type(vector).as_pointer())
-            points = builder.load(address, align=array.dtype.bitwidth // 8)
-            wide = ir.VectorType(ir.DoubleType(), SCAN)
-            if array.dtype != types.float64:
-                points = builder.fpext(points, wide)
-            mask = builder.fcmp_ordered(comparison, points, _splat(builder, args[2], wide))
+            points = builder.load(builder.bitcast(address, kind.as_pointer()), align=array.dtype.bitwidth // 8)
+            bound = args[2] if array.dtype == types.float64 else _float32_beside(builder, args[2], toward)
+            mask = builder.fcmp_ordered(comparison, points, _splat(builder, bound, kind))
             return builder.zext(builder.ctpop(builder.bitcast(mask, ir.IntType(SCAN))), ir.IntType(64))
 
         return types.int64(array, types.intp, types.float64), emit
@@ -168,10 +180,22 @@ def _count(comparison):
     return count
 
 
+def _float32_beside(builder, number, toward):
+    """The float32 next to a float64 on one side of it, `toward` 1 or -1: numbers in float32 compare alike with both."""
+    integer = ir.IntType(32)
+    near = builder.fptrunc(number, ir.FloatType())
+    short = builder.fcmp_ordered("<" if toward > 0 else ">", builder.fpext(near, ir.DoubleType()), number)
+    # the next float32 away from zero has the next bit pattern; none of those that are short is zero toward zero
+    away = builder.fcmp_ordered(">=" if toward > 0 else "<=", near, ir.Constant(ir.FloatType(), 0.0))
+    step = builder.select(away, ir.Constant(integer, 1), ir.Constant(integer, -1))
+    moved = builder.bitcast(builder.add(builder.bitcast(near, integer), step), ir.FloatType())
+    return builder.select(short, moved, near)
+
+
 # points that the counts below look at together
 SCAN = 16
-count_below = _count("<")
-count_up_to = _count("<=")
+count_below = _count("<", 1)
+count_up_to = _count("<=", -1)
 
 
 # making vectors and taking them apart
@@ -212,6 +236,25 @@ def pack(typing, first, second, third, fourth):
         return packed
 
     return vector(first, first, first, first), emit
+
+
+def _shuffle(lanes):
+    @intrinsic
+    def shuffle(typing, vector):
+        wide = Vector(vector.scalar, len(lanes))
+
+        def emit(context, builder, signature, args):
+            mask = ir.Constant(ir.VectorType(_INDEX, len(lanes)), lanes)
+            return builder.shuffle_vector(args[0], ir.Constant(args[0].type, ir.Undefined), mask)
+
+        return wide(vector), emit
+
+    return shuffle
+
+
+# four lanes as sixteen: each four times in a row, or all of them four times
+repeat = _shuffle([i // 4 for i in range(16)])
+cycle = _shuffle([i % 4 for i in range(16)])
 
 
 @intrinsic(prefer_literal=True)
@@ -295,38 +338,16 @@ for _symbol, _instruction in ((operator.add, "fadd"), (operator.sub, "fsub"), (o
 
 
 @intrinsic
-def magnitude(typing, vector):
-    """The absolute values of the lanes."""
+def heaviside(typing, place, vector):
+    """`vector` where `place` is positive, half of it at zero, zero elsewhere."""
 
     def emit(context, builder, signature, args):
         kind = context.get_value_type(vector)
-        return _call(builder, f"llvm.fabs.{_suffix(kind, vector)}", kind, args)
+        zero, half = (ir.Constant(kind, [number] * kind.count) for number in (0.0, 0.5))
+        tied = builder.select(builder.fcmp_ordered("==", args[0], zero), builder.fmul(args[1], half), zero)
+        return builder.select(builder.fcmp_ordered(">", args[0], zero), args[1], tied)
 
-    return vector(vector), emit
-
-
-@intrinsic
-def smaller(typing, left, right):
-    """The smaller of the two in every lane."""
-
-    def emit(context, builder, signature, args):
-        kind = context.get_value_type(left)
-        return _call(builder, f"llvm.minnum.{_suffix(kind, left)}", kind, args)
-
-    return left(left, right), emit
-
-
-@intrinsic
-def step(typing, vector):
-    """Heaviside's function of every lane, one half at zero."""
-
-    def emit(context, builder, signature, args):
-        kind = context.get_value_type(vector)
-        zero, half, one = (ir.Constant(kind, [number] * kind.count) for number in (0.0, 0.5, 1.0))
-        tied = builder.select(builder.fcmp_ordered("==", args[0], zero), half, zero)
-        return builder.select(builder.fcmp_ordered(">", args[0], zero), one, tied)
-
-    return vector(vector), emit
+    return vector(vector, vector), emit
 
 
 @intrinsic

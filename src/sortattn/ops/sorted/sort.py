@@ -1,15 +1,28 @@
 """Sorting one dimension: the paper's argsort sigma."""
 
+import math
+
 import numpy as np
 
 from .compiled import compiled
+from .simd import at, float_from_bits, put
 
-_BITS = 11
-_PASSES = 3
+# the radix sort: four passes over few bins cost less than three over many, which do not stay in the first-level cache
+_BITS = 8
+_PASSES = 4
 _BINS = 1 << _BITS
 _MASK = np.uint64(_BINS - 1)
 _LOW = np.uint64(0xFFFFFFFF)
 _TOP = np.uint32(0x80000000)
+
+# the lattice sort: cells, as two digits, and what is left of 32 bits beside one of them for an index
+_DIGIT = 10
+_DIGITS = 1 << _DIGIT
+_REST = 32 - _DIGIT
+# so few points are sorted by insertion alone
+_FEW = 48
+# points that are moved, for each one there is, before the lattice is given up
+_PATIENCE = 2
 
 
 @compiled
@@ -26,11 +39,105 @@ def transpose_columns(points, first, columns, out):
 
 
 @compiled
-def radix_sort(values, pairs, spare, order):
-    """Write the stable argsort of the float32 `values` to `order`; `pairs` and `spare` are work space of its length.
+def sort_column(values, pairs, spare, order, ordered):
+    """Write the stable argsort of the float32 `values` to `order`, and them in that order to `ordered`.
 
-    Least significant digit first, on 32-bit patterns with the index packed beside them. Patterns are taken relative
-    to the smallest, so points that share an exponent (an offset of 100, say) need fewer passes.
+    `pairs` and `spare` are work space of the same length.
+    """
+    count = order.shape[0]
+    if count <= _FEW:
+        order[:] = np.arange(count)
+        _insertion_sort(values, order, ordered, count * count)
+    elif not _lattice_sort(values, pairs.view(np.uint32), spare.view(np.uint32), order, ordered):
+        _radix_sort(values, pairs, spare, order, ordered)
+
+
+@compiled
+def _lattice_sort(values, cells, half, order, ordered):
+    """Sort by the cells of an even lattice, in two passes, and mend by insertion what shares a cell.
+
+    Gives up, and returns False, where points crowd in few cells.
+    """
+    count = order.shape[0]
+    least, most = _extremes(values, count)
+    scale = np.float32(_DIGITS * _DIGITS - 1) / (most - least)
+    if not (0.0 < scale < math.inf and count <= 1 << _REST):
+        return False
+    for n in range(count):
+        cells[n] = np.uint32(np.int32((values[n] - least) * scale))
+    low, high = np.zeros((2, _DIGITS), np.uint32)
+    for n in range(count):
+        low[cells[n] & np.uint32(_DIGITS - 1)] += np.uint32(1)
+        high[cells[n] >> np.uint32(_DIGIT)] += np.uint32(1)
+    _first_places(low)
+    _first_places(high)
+    for n in range(count):
+        digit = cells[n] & np.uint32(_DIGITS - 1)
+        place = low[digit]
+        low[digit] = place + np.uint32(1)
+        half[place] = cells[n] >> np.uint32(_DIGIT) << np.uint32(_REST) | np.uint32(n)
+    for n in range(count):
+        digit = half[n] >> np.uint32(_REST)
+        place = high[digit]
+        high[digit] = place + np.uint32(1)
+        order[place] = np.int32(half[n] & np.uint32((1 << _REST) - 1))
+    return _insertion_sort(values, order, ordered, _PATIENCE * count)
+
+
+@compiled
+def _insertion_sort(values, order, ordered, patience):
+    """Sort values that are nearly in `order`; gives up, and returns False, when more than `patience` are moved."""
+    last = np.float32(-math.inf)
+    moved = 0
+    for n in range(order.shape[0]):
+        index = at(order, n)
+        value = at(values, np.int64(index))
+        put(ordered, n, value)
+        if value >= last:
+            last = value
+            continue
+        place = n
+        while place > 0 and ordered[place - 1] > value:
+            ordered[place], order[place] = ordered[place - 1], order[place - 1]
+            place -= 1
+        ordered[place], order[place] = value, index
+        moved += n - place
+        if moved > patience:
+            return False
+    return True
+
+
+@compiled
+def _extremes(values, count):
+    """The smallest and the largest value, found among integers: for those the compiler makes vectors of the loop."""
+    bits = values.view(np.int32)
+    least, most = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+    for n in range(count):
+        key = np.int32(bits[n] ^ ((bits[n] >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+        least, most = min(least, key), max(most, key)
+    return _float_of(least), _float_of(most)
+
+
+@compiled
+def _float_of(key):
+    return float_from_bits(np.int32(key ^ ((key >> np.int32(31)) & np.int32(0x7FFFFFFF))))
+
+
+@compiled
+def _first_places(counts):
+    """Turn how many there are of each digit into where the first of them goes."""
+    total = np.uint32(0)
+    for digit in range(counts.shape[0]):
+        here = counts[digit]
+        counts[digit] = total
+        total += here
+
+
+@compiled
+def _radix_sort(values, pairs, spare, order, ordered):
+    """Sort any values: least significant digit first, on 32-bit patterns with the index packed beside them.
+
+    Patterns are taken relative to the smallest, so points that share an exponent need fewer passes.
     """
     count = order.shape[0]
     bits = values.view(np.uint32)
@@ -50,11 +157,7 @@ def radix_sort(values, pairs, spare, order):
         start = histogram[digit]
         if start[0] == count:
             continue
-        total = np.uint32(0)
-        for b in range(_BINS):
-            here = start[b]
-            start[b] = total
-            total += here
+        _first_places(start)
         shift = np.uint64(32 + digit * _BITS)
         for n in range(count):
             pair = pairs[n]
@@ -64,4 +167,6 @@ def radix_sort(values, pairs, spare, order):
             start[b] = place + np.uint32(1)
         pairs, spare = spare, pairs
     for n in range(count):
-        order[n] = np.int32(pairs[n] & _LOW)
+        index = np.int32(pairs[n] & _LOW)
+        order[n] = index
+        ordered[n] = values[index]

@@ -1,60 +1,44 @@
-"""The sweep from the top: what the sources above give to every group of targets."""
+"""The sweep from the top: what the sources above the first target of a tile give to the tile."""
 
 import numpy as np
 
 from .compiled import compiled
-from .moments import FOLD, absorb, absorb_local, combine, fold, shift
-from .simd import load, multiply_add, store, value_of
+from .moments import absorb, fold, shift
+from .plan import first_beyond
+from .simd import load, store, value_of
 
 
 @compiled
-def sweep_from_top(lanes, depth, sources, targets, profile, decays, plan, weights):
-    """`plan.top[group]`: what the sources above a group give, by powers of the distance to its tile's end."""
+def sweep_from_top(lanes, depth, sources, targets, profile, decays, plan, events, sums):
+    """`plan.top[tile]`: the sums of all sources that are not below a tile, by powers of the distance to its end."""
     width, powers = value_of(lanes), value_of(depth)
     rows, scalars, points, order, count = sources
-    real = rows.dtype.type
-    moments = np.zeros(powers * width)
-    extras = np.zeros(powers)
-    local = np.zeros(powers * width, rows.dtype)
-    local_extra = np.zeros(powers, rows.dtype)
-    base = np.zeros(powers * width, rows.dtype)
-    base_extra = np.zeros(powers, rows.dtype)
-    above, top, top_extra, tiles = plan.above, plan.top, plan.top_extra, plan.tiles
-    spread, pascal, decay = profile.spread_above, profile.pascal, decays.source_high
-    spots = targets.points
-    group = np.int64(plan.groups[plan.number])
+    _, _, indices, far, own, stride = events
+    moments, extras, local, local_extra, base, base_extra = sums
+    tiles, groups, starts, nears = plan.tiles, plan.groups, plan.starts, plan.nears
+    top, top_extra, spots, decay = plan.top, plan.top_extra, targets.points, decays.source_high
+    shares, rate, pascal = profile.shares_above, profile.rate, profile.pascal
     n = count
     previous = 0.0
     for tile in range(plan.number - 1, -1, -1):
-        start, stop = np.int64(tiles[tile]), np.int64(tiles[tile + 1])
-        end = np.float64(spots[stop - 1])
+        end = np.float64(spots[tiles[tile + 1] - 1])
         if tile < plan.number - 1:
-            shift(lanes, depth, moments, extras, 0, previous - end, profile.rate, pascal)
+            shift(lanes, depth, moments, extras, previous - end, rate, pascal)
         previous = end
-        first = np.int64(above[group - 1])
+        first = np.int64(starts[groups[tile]])
+        # there is one node; sources in the tile have their exponentials, those above it have not
+        inside = min(first_beyond(points, np.int64(nears[groups[tile + 1] - 1]), end), n)
         absorb(
-            lanes, depth, rows, scalars, points, order, first, n, end, -1.0, profile.rate, weights, moments, extras, 0
-        )
-        combine(lanes, depth, moments, extras, spread, base, base_extra, 0)
+            lanes, depth, rows, scalars, points, order, inside, n, end, True, rate, shares, 0, None, indices, far, own,
+            stride, moments, extras, local, local_extra, base, base_extra,
+        )  # fmt: skip
+        absorb(
+            lanes, depth, rows, scalars, points, order, first, inside, end, True, rate, shares, 0, decay, indices, far,
+            own, stride, moments, extras, local, local_extra, base, base_extra,
+        )  # fmt: skip
+        fold(lanes, powers, moments, extras, local, local_extra, base, base_extra)
         n = first
-        pending = 0
-        for _ in range(start, stop, 4):
-            group -= 1
-            first = np.int64(above[group])
-            absorb_local(lanes, depth, rows, scalars, points, order, first, n, end, -1.0, decay, local, local_extra, 0)
-            pending += n - first
-            n = first
-            if pending > FOLD:
-                fold(lanes, depth, local, local_extra, moments, extras)
-                combine(lanes, depth, moments, extras, spread, base, base_extra, 0)
-                pending = 0
-            for power in range(powers):
-                total = load(base, power * width, lanes)
-                extra = base_extra[power]
-                for i in range(power, powers):
-                    factor = real(spread[0, power, i])
-                    total = multiply_add(factor, load(local, (i - power) * width, lanes), total)
-                    extra += factor * local_extra[i - power]
-                store(top, (group * powers + power) * width, total)
-                top_extra[group * powers + power] = extra
-        fold(lanes, depth, local, local_extra, moments, extras)
+        for power in range(powers):
+            place = tile * powers + power
+            store(top, place * width, load(base, power * width, lanes))
+            top_extra[place] = base_extra[power]

@@ -15,10 +15,12 @@ moments. With an origin `o` just below, `y = s - o` and `z = o - x_j - t`, the b
     sum_n b(y + z_n) e^(-rate (y + z_n)) v_n
         = e^(-rate y) sum_l y^l  sum_{i>=l} b_i C(i,l)  sum_n z_n^(i-l) e^(-rate z_n) v_n.
 
-Moments are summed in two stages: in the working precision since the last fold, and in float64 before it. What the nodes
-give together is combined in float64 before it is rounded, so a bump does not cancel; and all numbers are distances
-within a tile of a few dozen targets, so an offset of the inputs costs nothing and no exponential overflows. Far sources
-above are the mirror image, found by a first sweep from the top.
+The factors of the y^l, of all nodes together, are summed in two stages: in the working precision since the last fold,
+and in float64 before it, so a bump does not cancel. All numbers are distances within a tile of a few dozen targets, so
+an offset of the inputs costs nothing and no exponential overflows.
+
+With terms above, a first sweep from the top finds what the sources above the first target of every tile give. Within
+the tile a source stays on that side until it is far below; while it is near it adds `b - a` to the targets above it.
 """
 
 from collections import namedtuple
@@ -26,22 +28,20 @@ from collections import namedtuple
 import numpy as np
 
 from .compiled import compiled
-from .moments import FOLD, absorb, absorb_local, combine, fold, shift
+from .events import FOLD, four, list_tile, near_weights
+from .moments import absorb, fold, shift, sum_far
 from .plan import first_beyond
 from .simd import (
-    Constant,
+    FOUR,
     at,
     inner,
     lane,
     load,
-    magnitude,
     multiply_add,
     narrow,
     pack,
     put,
-    smaller,
     splat,
-    step,
     store,
     value_of,
     widen,
@@ -49,35 +49,21 @@ from .simd import (
 )  # fmt: skip
 from .sweep import sweep_from_top
 
-FOUR = Constant(4)
 # sources in a window that are summed one by one
 FEW = 32
 # widths of the window after which its moments are summed afresh
 RENEW = 2.0
 
-# the points that are summed: their rows (N * width, flat) and extra scalars by index; sorted coordinates, with SCAN
-# infinities behind them, and their order
+# the points that are summed: their rows (N * width, flat) and extra scalars by index; sorted coordinates, with SPARE
+# infinities behind them, and their order, with zeros
 Sources = namedtuple("Sources", "rows extra points order count")
 # the points that are summed for: sorted coordinates and their order
 Targets = namedtuple("Targets", "points order count")
-# a sided kernel; `spread_below[j, l, i] = b_ji C(i, l)`, `spread_above` alike, and `pascal[k, i] = C(k, i)`
-Profile = namedtuple("Profile", "nodes below above spread_below spread_above pascal rate span two_sided tied compact")
-
-
-@compiled
-def _near_weights(depth, below_table, above_table, two_sided, j, difference, decay):
-    """The kernel's terms at node `j` for four targets: `difference` is `s - x_j - t`, `decay` is `e^(-rate |...|)`."""
-    powers = value_of(depth)
-    distance = magnitude(difference)
-    below = splat(below_table[j, powers - 1], FOUR)
-    for k in range(powers - 2, -1, -1):
-        below = below * distance + splat(below_table[j, k], FOUR)
-    if not two_sided:
-        return below * step(difference)
-    above = splat(above_table[j, powers - 1], FOUR)
-    for k in range(powers - 2, -1, -1):
-        above = above * distance + splat(above_table[j, k], FOUR)
-    return (above + (below - above) * step(difference)) * decay
+# a sided kernel; `scale * shares_below[j, l, i] = b_ji C(i, l)`, `shares_above` alike, `removed` is minus that; and
+# `pascal[k, i] = C(k, i)`
+Profile = namedtuple(
+    "Profile", "nodes below above shares_below shares_above removed scale pascal rate span tied compact"
+)
 
 
 @compiled
@@ -98,19 +84,6 @@ def _sum_ties(lanes, rows, scalars, points, order, count, start, row):
         store(moments, 0, load(moments, 0, lanes) + widen(total))
     store(row, 0, narrow(load(moments, 0, lanes), row))
     return extra
-
-
-@compiled
-def _four(numbers, m, stop):
-    """Entries `m ... m + 3` as a vector; behind `stop` the last one before it stands in."""
-    if m + 4 <= stop:
-        return load(numbers, m, FOUR)
-    return pack(
-        at(numbers, m),
-        at(numbers, min(m + 1, stop - 1)),
-        at(numbers, min(m + 2, stop - 1)),
-        at(numbers, min(m + 3, stop - 1)),
-    )
 
 
 @compiled
@@ -150,79 +123,88 @@ def _sum_windows(
 
 
 @compiled
-def walk(lanes, depth, sources, targets, profile, decays, plan, out, out_extra, products):
+def walk(lanes, depth, terms, sources, targets, profile, decays, plan, events, sums, ties, out, out_extra, products):
     """Sum the sources for all targets, for the channels of one block and one dimension.
 
-    `lanes` and `depth` are Constants: the number of channels, and of coefficients of the profile's polynomials. Without
-    `products` the sums are added to the rows `out (M * lanes)` and to `out_extra (M)`; with `products (M)` they are
-    multiplied with those rows and scalars, and the inner products are added to `products`.
+    `lanes`, `depth` and `terms` are Constants: the number of channels, of coefficients of the profile's polynomials,
+    and of rows of `sums`, which is twice the depth if there is a side above. Without `products` the sums are added to
+    the rows `out (M * lanes)` and to `out_extra (M)`; with `products (M)` they are multiplied with those rows and
+    scalars, and the inner products are added to `products`.
     """
-    width, powers = value_of(lanes), value_of(depth)
+    width, powers, number = value_of(lanes), value_of(depth), value_of(terms)
+    two_sided = number > powers
     real = out.dtype.type
     rows, scalars, points, order, count = sources
-    rate, nodes, pascal, spread = profile.rate, profile.nodes, profile.pascal, profile.spread_below
-    below, above, two_sided = profile.below, profile.above, profile.two_sided
+    rate, nodes, pascal, compact = profile.rate, profile.nodes, profile.pascal, profile.compact
+    below, above, shares, removed = profile.below, profile.above, profile.shares_below, profile.removed
     target_points, target_order = targets.points, targets.order
     source_low, source_high, target_low, target_high = decays
     tiles, groups, starts, nears = plan.tiles, plan.groups, plan.starts, plan.nears
     top, top_extra = plan.top, plan.top_extra
+    near_stops, far_stops = plan.near_stops, plan.far_stops
+    near_indices, near, far_indices, far, own, stride = events
+    moments, extras, local, local_extra, base, base_extra = sums
     families = nodes.shape[0]
     final = families - 1
-    weights = np.empty(FOLD, out.dtype)
-    moments = np.zeros(families * powers * width)
-    extras = np.zeros(families * powers)
-    local = np.zeros(families * powers * width, out.dtype)
-    local_extra = np.zeros(families * powers, out.dtype)
-    base = np.zeros(powers * width, out.dtype)
-    base_extra = np.zeros(powers, out.dtype)
-    ties = np.zeros(families * width, out.dtype)
-    ties_extra = np.zeros(families)
-    ties_at = np.full(families, -1)
-    shares = spread.astype(out.dtype)
-    four = np.empty(4, out.dtype)
+    ties_at, ties_extra = np.int64(-1), 0.0
+    moments[:] = 0.0
+    extras[:] = 0.0
     if two_sided:
-        sweep_from_top(lanes, depth, sources, targets, profile, decays, plan, weights)
+        sweep_from_top(lanes, depth, sources, targets, profile, decays, plan, events, sums)
     previous = 0.0
     renewed = 0.0
     support = nodes[final] - nodes[0]
-    ones = splat(real(1.0), FOUR)
+    ones, scale = splat(real(1.0), FOUR), splat(profile.scale, FOUR)
     for tile in range(plan.number):
         start, stop = np.int64(tiles[tile]), np.int64(tiles[tile + 1])
         group = np.int64(groups[tile])
         origin = np.float64(target_points[start])
         end = np.float64(target_points[stop - 1])
         # what has left the window of a compact kernel cancels but for rounding, which grows with the distance: behind a
-        # gap, and now and then, the moments of the window are summed afresh
+        # gap, and now and then, the sums are begun afresh
         fresh = tile == 0 or (
-            profile.compact
-            and (origin - np.float64(target_points[start - 1]) > support or origin - renewed > RENEW * support)
+            compact and (origin - np.float64(target_points[start - 1]) > support or origin - renewed > RENEW * support)
         )
         if fresh:
             renewed = origin
             moments[:] = 0.0
             extras[:] = 0.0
+        else:
+            shift(lanes, depth, moments, extras, origin - previous, rate, pascal)
+        previous = origin
         for j in range(families):
             if fresh:
-                first = np.int64(starts[final, group]) if profile.compact else np.int64(0)
+                first = np.int64(starts[group * families + final]) if compact else np.int64(0)
             else:
-                shift(lanes, depth, moments, extras, j, origin - previous, rate, pascal)
-                first = np.int64(starts[j, group - 1])
+                first = np.int64(starts[(group - 1) * families + j])
             absorb(
-                lanes, depth, rows, scalars, points, order, first, np.int64(starts[j, group]), origin - nodes[j], 1.0,
-                rate, weights, moments, extras, j,
+                lanes, depth, rows, scalars, points, order, first, np.int64(starts[group * families + j]),
+                origin - nodes[j], False, rate, shares, j, None, far_indices, far, own, stride, moments, extras, local,
+                local_extra, base, base_extra,
             )  # fmt: skip
-        previous = origin
-        combine(lanes, depth, moments, extras, spread, base, base_extra, 0)
-        pending = 0
+        fold(lanes, powers, moments, extras, local, local_extra, base, base_extra)
+        if two_sided:
+            for k in range(powers):
+                place = tile * powers + k
+                store(base, (powers + k) * width, load(top, place * width, lanes))
+                store(moments, (powers + k) * width, widen(load(top, place * width, lanes)))
+                base_extra[powers + k] = top_extra[place]
+                extras[powers + k] = top_extra[place]
+        list_tile(
+            depth, terms, points, order, source_low, source_high, target_points, target_low, target_high, start, stop,
+            group, nodes, below, above, shares, removed, starts, nears, near_stops, far_stops, near_indices, near,
+            far_indices, far, stride,
+        )  # fmt: skip
+        near_start = far_start = pending = 0
         for m in range(start, stop, 4):
-            if profile.compact and (
-                starts[0, group] <= nears[final, group] or nears[0, group] - starts[final, group] <= FEW
-            ):
+            near_stop, far_stop = np.int64(near_stops[group]), np.int64(far_stops[group])
+            lowest, highest = group * families, group * families + final
+            if compact and (starts[lowest] <= nears[highest] or nears[lowest] - starts[highest] <= FEW):
                 # no source is in the windows of all four, or few are: weights close to zero keep all their digits
                 last = np.float64(target_points[min(m + 3, stop - 1)])
-                begin = np.int64(starts[final, group])
+                begin = np.int64(starts[highest])
                 # to the very edge: there may be a jump, and beside a coordinate of 1e30 a support of one has no width
-                close = first_beyond(points, np.int64(nears[0, group]), last - nodes[0])
+                close = first_beyond(points, np.int64(nears[lowest]), last - nodes[0])
                 _sum_windows(
                     lanes, depth, rows, scalars, points, order, begin, close, nodes, below, target_points, target_order,
                     m, min(m + 4, stop), out, out_extra, products,
@@ -231,87 +213,52 @@ def walk(lanes, depth, sources, targets, profile, decays, plan, out, out_extra, 
                 m1, m2, m3 = min(m + 1, stop - 1), min(m + 2, stop - 1), min(m + 3, stop - 1)
                 target0, target1 = np.int64(at(target_order, m)), np.int64(at(target_order, m1))
                 target2, target3 = np.int64(at(target_order, m2)), np.int64(at(target_order, m3))
-                spots = widen(_four(target_points, m, stop))
+                spots = widen(four(target_points, m, stop))
                 low, high = ones, ones
-                if rate != 0.0:
-                    low, high = _four(target_low, m, stop), _four(target_high, m, stop)
+                if two_sided:
+                    low, high = four(target_low, m, stop), four(target_high, m, stop)
                 # from the smallest sums to the largest: near sources, far ones, the dimensions before
                 total0 = total1 = total2 = total3 = zeros(out, lanes)
                 extra = zeros(out, FOUR)
-                # near: sources between the first and the last of the four, at every node
-                for j in range(families):
-                    places = spots - splat(nodes[j], FOUR)
-                    for n in range(np.int64(starts[j, group]), np.int64(nears[j, group])):
-                        index = np.int64(at(order, n))
-                        row = load(rows, index * width, lanes)
-                        decay = ones
-                        if rate != 0.0:
-                            decay = smaller(
-                                low * splat(at(source_low, n), FOUR), high * splat(at(source_high, n), FOUR)
-                            )
-                        difference = narrow(places - splat(np.float64(at(points, n)), FOUR), out)
-                        factor = _near_weights(depth, below, above, two_sided, j, difference, decay)
-                        # through memory: a lane is broadcast by a load, which costs no register for its place
-                        store(four, 0, factor)
-                        total0 = multiply_add(at(four, 0), row, total0)
-                        total1 = multiply_add(at(four, 1), row, total1)
-                        total2 = multiply_add(at(four, 2), row, total2)
-                        total3 = multiply_add(at(four, 3), row, total3)
-                        extra = extra + factor * splat(at(scalars, index), FOUR)
+                for event in range(near_start, near_stop):
+                    index = np.int64(at(near_indices, event))
+                    row = load(rows, index * width, lanes)
+                    total0 = multiply_add(at(near, 4 * event), row, total0)
+                    total1 = multiply_add(at(near, 4 * event + 1), row, total1)
+                    total2 = multiply_add(at(near, 4 * event + 2), row, total2)
+                    total3 = multiply_add(at(near, 4 * event + 3), row, total3)
+                    extra = extra + load(near, 4 * event, FOUR) * splat(at(scalars, index), FOUR)
                 if profile.tied:
                     for j in range(families):
-                        n = np.int64(nears[j, group])
+                        n = np.int64(nears[lowest + j])
                         last = lane(spots, 3) - nodes[j]
                         if n < count and np.float64(at(points, n)) == last:
                             # ties with the last of the four are summed once for all targets that share them
-                            if ties_at[j] != n:
-                                ties_at[j] = n
-                                ties_extra[j] = _sum_ties(
-                                    lanes, rows, scalars, points, order, count, n, ties[j * width :]
-                                )
-                            decay = ones
-                            if rate != 0.0:
-                                decay = smaller(
-                                    low * splat(at(source_low, n), FOUR), high * splat(at(source_high, n), FOUR)
-                                )
+                            if ties_at != n:
+                                ties_at = n
+                                ties_extra = _sum_ties(lanes, rows, scalars, points, order, count, n, ties)
                             difference = narrow(spots - splat(lane(spots, 3), FOUR), out)
-                            factor = _near_weights(depth, below, above, two_sided, j, difference, decay)
-                            row = load(ties, j * width, lanes)
+                            factor = near_weights(FOUR, depth, terms, below, above, j, difference, ones, ones)
+                            row = load(ties, 0, lanes)
                             total0 = multiply_add(lane(factor, 0), row, total0)
                             total1 = multiply_add(lane(factor, 1), row, total1)
                             total2 = multiply_add(lane(factor, 2), row, total2)
                             total3 = multiply_add(lane(factor, 3), row, total3)
-                            extra = extra + factor * splat(real(ties_extra[j]), FOUR)
-                # far below
+                            extra = extra + factor * splat(real(ties_extra), FOUR)
+                # far: below by the distance from the first target of the tile, above by that to the last
                 distance = narrow(spots - splat(origin, FOUR), out)
-                factor = low
-                for power in range(powers):
-                    far = load(base, power * width, lanes)
-                    far_extra = at(base_extra, power)
-                    for j in range(families):
-                        for i in range(power, powers):
-                            share = shares[j, power, i]
-                            place = j * powers + i - power
-                            far = multiply_add(share, load(local, place * width, lanes), far)
-                            far_extra += share * at(local_extra, place)
-                    total0 = multiply_add(lane(factor, 0), far, total0)
-                    total1 = multiply_add(lane(factor, 1), far, total1)
-                    total2 = multiply_add(lane(factor, 2), far, total2)
-                    total3 = multiply_add(lane(factor, 3), far, total3)
-                    extra = extra + factor * splat(far_extra, FOUR)
+                factor = low * scale
+                for k in range(number):
+                    if k == powers:
+                        distance = narrow(splat(end, FOUR) - spots, out)
+                        factor = high * scale
+                    row = load(base, k * width, lanes) + load(local, k * width, lanes)
+                    total0 = multiply_add(lane(factor, 0), row, total0)
+                    total1 = multiply_add(lane(factor, 1), row, total1)
+                    total2 = multiply_add(lane(factor, 2), row, total2)
+                    total3 = multiply_add(lane(factor, 3), row, total3)
+                    extra = extra + factor * splat(at(base_extra, k) + at(local_extra, k), FOUR)
                     factor = factor * distance
-                # far above
-                if two_sided:
-                    distance = narrow(splat(end, FOUR) - spots, out)
-                    factor = high
-                    for power in range(powers):
-                        far = load(top, (group * powers + power) * width, lanes)
-                        total0 = multiply_add(lane(factor, 0), far, total0)
-                        total1 = multiply_add(lane(factor, 1), far, total1)
-                        total2 = multiply_add(lane(factor, 2), far, total2)
-                        total3 = multiply_add(lane(factor, 3), far, total3)
-                        extra = extra + factor * splat(at(top_extra, group * powers + power), FOUR)
-                        factor = factor * distance
                 # from the last to the first: behind the end of a tile the last target stands in for those missing
                 if products is None:
                     extra = extra + pack(
@@ -340,18 +287,12 @@ def walk(lanes, depth, sources, targets, profile, decays, plan, out, out_extra, 
                         products[target2] += inner(total2, load(out, target2 * width, lanes)) + lane(extra, 2)
                     if m + 3 < stop:
                         products[target3] += inner(total3, load(out, target3 * width, lanes)) + lane(extra, 3)
-            # what lies below the next group, if it is in the same tile, is far for it
+            # what lies below the next group is far for it
+            sum_far(lanes, terms, rows, scalars, far_indices, far_start, far_stop, far, stride, local, local_extra)
+            pending += far_stop - far_start
+            near_start, far_start = near_stop, far_stop
             group += 1
-            if m + 4 < stop:
-                for j in range(families):
-                    first, n = np.int64(starts[j, group - 1]), np.int64(starts[j, group])
-                    absorb_local(
-                        lanes, depth, rows, scalars, points, order, first, n, origin - nodes[j], 1.0, source_low, local,
-                        local_extra, j,
-                    )  # fmt: skip
-                    pending += n - first
-                if pending > FOLD:
-                    fold(lanes, depth, local, local_extra, moments, extras)
-                    combine(lanes, depth, moments, extras, spread, base, base_extra, 0)
-                    pending = 0
-        fold(lanes, depth, local, local_extra, moments, extras)
+            if pending > FOLD:
+                fold(lanes, number, moments, extras, local, local_extra, base, base_extra)
+                pending = 0
+        fold(lanes, number, moments, extras, local, local_extra, base, base_extra)
