@@ -105,10 +105,12 @@ def weigh_far(depth, points, start, stop, origin, above, shares, j, decay, skipp
         if above:
             z = zeros(weights, BATCH) - z
         for power in range(powers):
-            weight = splat(shares[j, power, powers - 1], BATCH)
-            for i in range(powers - 2, power - 1, -1):
-                weight = weight * z + splat(shares[j, power, i], BATCH)
-            weight = weight * load(decay, n - skipped, BATCH)
+            # the exponential comes first: a power of a large distance may be infinite where it is zero
+            term = load(decay, n - skipped, BATCH)
+            weight = splat(shares[j, power, power], BATCH) * term
+            for i in range(power + 1, powers):
+                term = term * z
+                weight = weight + splat(shares[j, power, i], BATCH) * term
             store(weights, first + power * stride + n - start, weight)
 
 
