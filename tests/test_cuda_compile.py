@@ -1,5 +1,8 @@
 """The CUDA sources compile, for every variant that is ever launched; no device is needed for that."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -17,20 +20,23 @@ def _fresh(monkeypatch, tmp_path):
     monkeypatch.setenv("SORTATTN_CACHE", str(tmp_path))
 
 
-def variants(dtype, wide, kernels=cuda.NAMES):
+def compile_all(kernels, architectures) -> None:
+    """Compile side by side: NVRTC does not hold the interpreter's lock."""
+    jobs = [(kernel, architecture) for kernel in kernels for architecture in architectures]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        codes = pool.map(lambda job: cubin(job[0].source, job[0].defines, job[1]), jobs)
+        for (kernel, _), code in zip(jobs, codes, strict=True):
+            assert kernel.entry.encode() in code
+
+
+def passes(name, dtype, wide):
     # one entry stands for all of its pass: they are compiled together
-    return [
-        pytest.param(cuda.kernel_of(entry, name, dtype, wide), id=f"{name}-{str(dtype)[6:]}-{entry}{'-wide' * wide}")
-        for name in kernels
-        for entry in ("forward", "backward_query")
-    ]
+    return [cuda.kernel_of(entry, name, dtype, wide) for entry in ("forward", "backward_query")]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("kernel", variants(torch.float32, False))
-def test_tiled_kernels_compile(kernel, architecture):
-    code = cubin(kernel.source, kernel.defines, architecture)
-    assert kernel.entry.encode() in code
+@pytest.mark.parametrize("name", cuda.NAMES)
+def test_tiled_kernels_compile(name):
+    compile_all(passes(name, torch.float32, False), ARCHITECTURES)
 
 
 # a table, a distance and a plain sum: what differs with the type and the width is shared by the others
@@ -38,12 +44,9 @@ FEW = ("spline", "riesz", "add_riesz")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kernel",
-    [*variants(torch.float32, True, FEW), *variants(torch.float64, False, FEW)],
-)
-def test_tiled_kernels_for_float64_and_wide_heads_compile(kernel):
-    assert kernel.entry.encode() in cubin(kernel.source, kernel.defines, "sm_90")
+@pytest.mark.parametrize("name", FEW)
+def test_tiled_kernels_for_float64_and_wide_heads_compile(name):
+    compile_all([*passes(name, torch.float32, True), *passes(name, torch.float64, False)], ["sm_90"])
 
 
 def test_all_entries_of_a_pass_are_compiled_together():
