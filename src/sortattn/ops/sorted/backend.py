@@ -8,6 +8,7 @@ from ...kernels import Kernel, SidedKernel
 from ...normalise import normalise
 from ...validation import Problem
 from .api import sided_sum
+from .separable import collect, spread
 
 
 def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
@@ -45,17 +46,14 @@ def _sums(problem: Problem, kernel: SidedKernel) -> tuple[Tensor, Tensor]:
     parts = kernel.separable(query, key, problem.bandwidth)
     if parts is not None:
         row, column = parts
-        # products and sums, not matrix products: those round differently with the number of threads
         factors = torch.stack([weight, column * weight], 1)
-        plain, weighted = ((factors[:, i, :, None] * value).sum(1, keepdim=True) for i in range(2))
-        counts = factors.sum(-1)
+        vectors, counts = collect(factors, value), factors.sum(-1)
     terms = kernel.terms()
     # the argsorts, which only the backward pass needs, are not kept alive by a name here
     sums, total = sided_sum(
         query, key, value, weight, bandwidth, terms.nodes, terms.below, terms.above, terms.rate, terms.compact
     )[:2]
     if parts is not None:
-        # every query's share is a combination of two rows: the sum of the values, and a weighted one
-        sums = torch.addcmul(sums, row[..., None], plain) + weighted
+        sums = spread(sums, torch.stack([row, torch.ones_like(row)], 1), vectors)
         total = total + row * counts[:, :1] + counts[:, 1:]
     return sums, total
