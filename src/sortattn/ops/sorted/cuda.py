@@ -262,7 +262,6 @@ def _defines(side: _Side, dtype: torch.dtype, width: int, products: bool, ordere
         ("RATE", int(side.rate)),
         ("COMPACT", int(side.compact)),
         ("PRODUCTS", int(products)),
-        ("WEIGHTED", 1),
         ("ORDERED", int(ordered)),
     )
 

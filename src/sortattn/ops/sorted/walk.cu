@@ -15,8 +15,7 @@
 //
 // Macros: REAL and VEC (channels of a lane), NODES and POWERS (coefficients of a polynomial), TIES (bit j: a tie at
 // node j counts), RATE (whether there is an exponential), COMPACT, PRODUCTS (inner products instead of scattered sums),
-// WEIGHTED (whether the extra scalars of sources are other than one), ORDERED (no atomics: one dimension of a head at a
-// time).
+// ORDERED (no atomics: one dimension of a head at a time).
 
 typedef REAL real;
 typedef long long index_t;
@@ -241,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
         int mine = there ? line.index(first + lane) : 0;
         partial z = there ? partial(origin) - partial(line.place(first + lane)) : partial(0);
         partial decay = !there ? partial(0) : RATE ? exponential(-partial(rate) * z) : partial(1);
-        real scalar = WEIGHTED && there ? scalars[p * count + mine] : real(1);
+        real scalar = there ? scalars[p * count + mine] : real(1);
         Numbers<partial> sum;
         sum.clear();
 #pragma unroll 8
@@ -409,7 +408,7 @@ extern "C" __global__ void __launch_bounds__(32, NODES < 3 ? 24 : 18)
             // behind the last source the weight is zero
             bool there = n + lane < last;
             int index = there ? source_line.index(n + lane) : 0;
-            real scalar = WEIGHTED && there ? scalars[index] : real(1), weight[POWERS];
+            real scalar = there ? scalars[index] : real(1), weight[POWERS];
             side.weights(j, there ? origin - source_line.place(n + lane) - side.node[j] : real(0), weight);
             Numbers<real> some;
             some.clear();
@@ -553,7 +552,7 @@ extern "C" __global__ void __launch_bounds__(32, NODES < 3 ? 24 : 18)
             asm volatile("cp.async.commit_group;");
 
             // the extra scalar, while they are on their way
-            real scalar = !is_source ? real(0) : WEIGHTED ? scalars[mine.tag] : real(1), extra = real(0);
+            real scalar = !is_source ? real(0) : scalars[mine.tag], extra = real(0);
 #pragma unroll
             for (int l = 0; l < POWERS; l++) {
                 real sum = scan(is_source ? scalar * mine.weight[l] : real(0), lane);
@@ -564,8 +563,7 @@ extern "C" __global__ void __launch_bounds__(32, NODES < 3 ? 24 : 18)
                 Few window = windows[first + lane];
                 if (window.number >= 0) extra = real(0);
                 for (index_t n = window.first; n < window.first + window.number; n++) {
-                    extra += side.value(window.place, source_line.place(n)) *
-                             (WEIGHTED ? scalars[source_line.index(n)] : real(1));
+                    extra += side.value(window.place, source_line.place(n)) * scalars[source_line.index(n)];
                 }
             }
 
