@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -80,7 +81,9 @@ CASES: dict[str, Case] = {
 BOX = Case("box", sortattn.Spline(**_BOX), dense.spline(**_BOX))
 SIDED = tuple(name for name, case in CASES.items() if case.sided)
 EXACT = ("reference", "tiled", "sorted")
-BACKENDS = ("reference", "tiled", "sorted", "linear", "keops", "auto")
+# those that need no extra
+PLAIN = ("reference", "tiled", "sorted", "linear")
+BACKENDS = (*PLAIN, "keops", "auto")
 
 
 def refusal(backend: str, case: Case, device: str, *, causal: bool = False) -> str | None:
@@ -108,6 +111,16 @@ def _keops_refusal(case: Case, causal: bool) -> str | None:
     if case.has_features or case.name not in dense.FORMULAS:
         return "it serves softmax, .*, not"
     return "it has no causal mask" if causal else None
+
+
+def pairs(backends: tuple[str, ...]) -> list:
+    """Parameters for every kernel with each of these backends that serves it."""
+    return [
+        pytest.param(case, backend, id=f"{name}-{backend}")
+        for name, case in CASES.items()
+        for backend in backends
+        if refusal(backend, case, "cpu") is None
+    ]
 
 
 @dataclass(frozen=True)

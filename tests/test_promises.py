@@ -11,17 +11,11 @@ import torch
 import sortattn
 
 from . import dense
-from .cases import CASES, Case, Shape, assert_close, cotangent, draw, leaves, refusal
+from .cases import CASES, PLAIN, Case, Shape, assert_close, cotangent, draw, leaves, pairs, refusal
 from .definition import FORWARD, check, define
 
 MAIN = ("add_riesz", "add_laplace", "add_bump")
-BACKENDS = ("reference", "tiled", "sorted", "linear")
-PAIRS = [
-    pytest.param(case, backend, id=f"{name}-{backend}")
-    for name, case in CASES.items()
-    for backend in BACKENDS
-    if refusal(backend, case, "cpu") is None
-]
+PAIRS = pairs(PLAIN)
 every_pair = pytest.mark.parametrize(("case", "backend"), PAIRS)
 main_kernels = pytest.mark.parametrize("name", MAIN)
 shifts = pytest.mark.parametrize("shift", [0.0, 100.0], ids=["centred", "shifted_by_100"])

@@ -8,16 +8,23 @@ import torch
 import sortattn
 
 from . import dense
-from .cases import BOX, CASES, SIDED, Shape, assert_close, cotangent, draw, leaves, refusal, relative_error
+from .cases import (
+    BOX,
+    CASES,
+    PLAIN,
+    SIDED,
+    Shape,
+    assert_close,
+    cotangent,
+    draw,
+    leaves,
+    pairs,
+    refusal,
+    relative_error,
+)
 from .definition import FORWARD, GRADIENT, define
 
-BACKENDS = ("reference", "tiled", "sorted", "linear")
-PAIRS = [
-    pytest.param(case, backend, id=f"{name}-{backend}")
-    for name, case in CASES.items()
-    for backend in BACKENDS
-    if refusal(backend, case, "cpu") is None
-]
+PAIRS = pairs(PLAIN)
 every_pair = pytest.mark.parametrize(("case", "backend"), PAIRS)
 sided_pairs = pytest.mark.parametrize(("case", "backend"), [pair for pair in PAIRS if pair.values[0].sided])
 exact_backends = pytest.mark.parametrize("backend", ["reference", "tiled", "sorted"])

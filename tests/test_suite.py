@@ -9,7 +9,7 @@ import sortattn
 from sortattn.validation import make_problem
 
 from . import dense
-from .cases import BACKENDS, CASES, Case, Shape, assert_close, cotangent, draw, leaves, refusal
+from .cases import BACKENDS, CASES, Case, Shape, assert_close, cotangent, draw, leaves, pairs, refusal
 from .definition import FORWARD, GRADIENT, Expected, check, define
 
 SHAPE = Shape()
@@ -19,12 +19,7 @@ WIDE = (
     Shape((1,), rows=5, columns=9, dims=2, channels=130),
 )
 
-PAIRS = [
-    pytest.param(case, backend, id=f"{name}-{backend}")
-    for name, case in CASES.items()
-    for backend in BACKENDS
-    if refusal(backend, case, "cpu") is None
-]
+PAIRS = pairs(BACKENDS)
 every_pair = pytest.mark.parametrize(("case", "backend"), PAIRS)
 # `auto` is one of the others
 named_pairs = pytest.mark.parametrize(("case", "backend"), [pair for pair in PAIRS if pair.values[1] != "auto"])
