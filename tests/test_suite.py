@@ -324,3 +324,16 @@ def test_kernel_sums_match_the_definition(case, backend, dtype, device):
     wanted = torch.autograd.grad(expected, exact, gradient.double())
     for one, other in zip(actual, wanted, strict=True):
         assert_close(one, other, GRADIENT[dtype])
+
+
+@pytest.mark.parametrize("backend", ["tiled", "auto"])
+@pytest.mark.parametrize("name", ["softmax", "gauss"])
+def test_grouped_causal_heads_that_fold_to_as_many_queries_as_keys(name, backend, device):
+    # three heads of two queries stand one behind the other beside six keys: square, but no square mask
+    query, key, value = draw(Shape((6,), 2, 6, 3, 4), torch.float64, device)
+    key, value = key[:2], value[:2]
+    output = sortattn.kernel_attention(query, key, value, name, is_causal=True, enable_gqa=True, backend=backend)
+    repeated = (part.repeat_interleave(3, 0) for part in (key, value))
+    seen = dense.visible(2, 6).to(device)
+    wanted = dense.attention(CASES[name].formula, query, *repeated, CASES[name].bandwidth(3), seen)
+    assert_close(output, wanted, FORWARD[torch.float64])
