@@ -8,7 +8,7 @@ table of sided terms (`add_riesz`, `add_laplace`, `add_bump`, `Spline`, `Polynom
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -33,6 +33,9 @@ class Terms:
     with nodes `x_j`, ascending, polynomials `b_j` (`below`, for keys below the query) and `a_j` (`above`) of shape
     `(J, degree + 1)`, lowest coefficient first, and `H(0) = 1/2`. Only a node at zero may have terms above.
     `compact` says that `f` vanishes beyond the last node.
+
+    Where `folded` is not zero the line is folded at zero: only points of one sign see each other, and the kernel is
+    `f(|s| - |t|) - f(|s|) + constant`, times the sign of `s` if `folded` is -1 (a derivative), not if it is 1.
     """
 
     nodes: Tensor
@@ -40,6 +43,8 @@ class Terms:
     above: Tensor
     rate: float
     compact: bool
+    folded: int = 0
+    constant: float = 0.0
 
 
 class Kernel:
@@ -182,6 +187,10 @@ class SidedKernel(Kernel):
         """The sided part of `f`."""
         raise NotImplementedError
 
+    def parts(self) -> tuple["SidedKernel", ...]:
+        """Kernels that add up to this one and are summed one by one: where that keeps digits it is more than itself."""
+        return (self,)
+
     def separable(self, query: Tensor, key: Tensor, bandwidth: float | Tensor) -> tuple[Tensor, Tensor] | None:
         """The separable part: `(row (..., M), column (..., N))`, or None if there is none."""
         return None
@@ -207,8 +216,10 @@ class AddRiesz(SidedKernel):
         return norms / bandwidth + super().gram(query, key, bandwidth) + RIESZ_EPSILON * query.shape[-1]
 
     def terms(self):
-        # -|u| = u - 2 max(u, 0), and u = s - t is separable
-        return _spline_terms([0.0], torch.tensor([[0.0, -2.0]], dtype=torch.float64), compact=False)
+        # |s| + |t| - |s - t| is twice the smaller of |s| and |t|, or zero if the signs differ; and that smaller one is
+        # |s| - max(|s| - |t|, 0)
+        terms = _spline_terms([0.0], torch.tensor([[0.0, -2.0]], dtype=torch.float64), compact=False)
+        return replace(terms, folded=1, constant=RIESZ_EPSILON)
 
     def separable(self, query, key, bandwidth):
         scale = bandwidth[..., 0] if isinstance(bandwidth, Tensor) else bandwidth
@@ -306,13 +317,28 @@ class Spline(SidedKernel):
             raise ValueError(f"slopes must have one entry more than nodes ({count + 1}), got {len(self.slopes)}")
         if len(self.jumps) != count:
             raise ValueError(f"jumps must have one entry per node ({count}), got {len(self.jumps)}")
-        self._compact = self._vanishes_outside()
+        self._levels = self._outside()
+        self._compact = self._levels == (0.0, 0.0)
 
-    def _vanishes_outside(self) -> bool:
+    def _outside(self) -> tuple[float, float] | None:
+        """The values left and right of all nodes, if they are constants."""
         if any(part.requires_grad for part in (self.slopes, self.jumps, self.offset)):
-            return False
+            return None
         _, _, values, slopes = self.pieces(self._numbers())
-        return all(bool(number == 0) for number in (values[0], slopes[0], slopes[-1], values[-1]))
+        return None if bool(slopes[0] != 0) or bool(slopes[-1] != 0) else (values[0].item(), values[-1].item())
+
+    def parts(self):
+        if self._levels is None or self._compact or not bool(self.slopes.any()):
+            return (self,)
+        # a step and a kernel that vanishes outside: slopes that cancel far away would leave what rounding makes of them
+        left, right = self._levels
+        step = Spline(self.nodes[-1:], [0.0, 0.0], offset=left, jumps=[right - left])
+        jumps = self.jumps.clone()
+        jumps[-1] -= right - left
+        rest = Spline(self.nodes, self.slopes, jumps=jumps)
+        # whatever rounding has made of the sum of its jumps and rises
+        rest._levels, rest._compact = (0.0, 0.0), True
+        return step, rest
 
     def univariate(self, difference):
         pieces = self.pieces(self._numbers())

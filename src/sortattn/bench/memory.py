@@ -52,9 +52,10 @@ def _cuda_peak(case: Case, settings: Settings) -> int:
 def _cpu_peak(case: Case, settings: Settings) -> int:
     """What the parent asks its child for."""
     torch.set_num_threads(settings.threads)
-    # one head compiles and loads what the call runs through, at the same N so that `auto` chooses the same backend
-    one_head = replace(settings, batch=1, heads=1)
-    make_call(case, one_head, make_inputs(case, one_head))()
+    # a few heads compile and load what the call runs through and start its threads, at the same N so that `auto`
+    # chooses the same backend
+    few = replace(settings, batch=1, heads=min(settings.threads, settings.heads))
+    make_call(case, few, make_inputs(case, few))()
     return peak_rise(make_call(case, settings, make_inputs(case, settings)))
 
 

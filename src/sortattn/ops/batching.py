@@ -1,5 +1,7 @@
 """What the operators' rules for `torch.func.vmap` share: a mapped dimension becomes more problems."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 
@@ -12,3 +14,14 @@ def fold(size: int, tensor: Tensor, dim: int | None) -> Tensor:
 def unfold(size: int, outputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     """Outputs `(size * P, ...)` as `(size, P, ...)`, and the dimension they are mapped over."""
     return tuple(part.reshape(size, -1, *part.shape[1:]) for part in outputs), (0,) * len(outputs)
+
+
+def map_rule(operator: Callable[..., Tensor]) -> Callable:
+    """The rule for an operator of tensors `(P, ...)` alone that returns one tensor."""
+
+    def mapped(info, in_dims, *inputs):
+        folded = [fold(info.batch_size, part, dim) for part, dim in zip(inputs, in_dims, strict=True)]
+        (out,), (dim,) = unfold(info.batch_size, (operator(*folded),))
+        return out, dim
+
+    return mapped

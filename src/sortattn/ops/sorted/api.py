@@ -32,16 +32,18 @@ def sided_sum(
     above: Tensor,
     rate: float,
     compact: bool,
+    folded: int,
+    constant: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sums `(P, M, C)`, those of the weights `(P, M)`, and the argsorts of queries and keys by dimension."""
     walk = walker(query.device.type)
     query, key, value, weight = (part.detach().contiguous() for part in (query, key, value, weight))
-    terms = Terms(nodes, below.detach(), above.detach(), rate, compact)
+    terms = Terms(nodes, below.detach(), above.detach(), rate, compact, folded, constant)
     return walk.forward(query, key, value, weight, terms, bandwidth)
 
 
 @sided_sum.register_fake
-def _(query, key, value, weight, bandwidth, nodes, below, above, rate, compact):
+def _(query, key, value, weight, bandwidth, nodes, below, above, rate, compact, folded, constant):
     problems, rows, dims = query.shape
     sums = value.new_empty(problems, rows, value.shape[2])
     query_order = query.new_empty(problems, dims, rows, dtype=torch.int32)
@@ -65,6 +67,8 @@ def sided_sum_backward(
     key_order: Tensor,
     rate: float,
     compact: bool,
+    folded: int,
+    constant: float,
     wants_points: bool,
     wants_bandwidth: bool,
     wants_value: bool,
@@ -74,7 +78,7 @@ def sided_sum_backward(
     walk = walker(query.device.type)
     parts = (grad, grad_extra, query, key, value, weight)
     grad, grad_extra, query, key, value, weight = (part.detach().contiguous() for part in parts)
-    terms = Terms(nodes, below.detach(), above.detach(), rate, compact)
+    terms = Terms(nodes, below.detach(), above.detach(), rate, compact, folded, constant)
     queries, keys = Points(query, query_order), Points(key, key_order)
     nothing = [value.new_empty(0) for _ in range(7)]
     grad_query, grad_key, grad_value, grad_weight, grad_bandwidth, grad_below, grad_above = nothing
@@ -90,7 +94,7 @@ def sided_sum_backward(
             queries, keys, grad, grad_extra, value, weight, slope, bandwidth, mirrored=True, factors=-rates
         )
     if wants_bandwidth:
-        grad_bandwidth = _bandwidth_gradient(query, key, grad_query, grad_key, bandwidth)
+        grad_bandwidth = _bandwidth_gradient(query, key, grad_query, grad_key, bandwidth, bool(folded))
     if wants_terms:
         grad_below, grad_above = torch.zeros_like(below), torch.zeros_like(above)
         for gradient, name in ((grad_below, "below"), (grad_above, "above")):
@@ -107,7 +111,7 @@ def sided_sum_backward(
 @sided_sum_backward.register_fake
 def _(
     grad, grad_extra, query, key, value, weight, bandwidth, nodes, below, above, query_order, key_order, rate, compact,
-    wants_points, wants_bandwidth, wants_value, wants_terms,
+    folded, constant, wants_points, wants_bandwidth, wants_value, wants_terms,
 ):  # fmt: skip
     def like(part, wanted):
         return part.new_empty(part.shape) if wanted else value.new_empty(0)
@@ -134,7 +138,13 @@ def _derivative(terms: Terms) -> Terms:
         return torch.nn.functional.pad(slope, (0, 1)) - terms.rate * polynomials
 
     # beyond its last node the derivative of a compact kernel vanishes too
-    return replace(terms, below=differentiate(terms.below), above=-differentiate(terms.above))
+    return replace(
+        terms,
+        below=differentiate(terms.below),
+        above=-differentiate(terms.above),
+        folded=-terms.folded,
+        constant=0.0,
+    )
 
 
 def _unit_tables(table: Tensor):
@@ -151,9 +161,11 @@ def _inner(left: Tensor, right: Tensor) -> Tensor:
     return (left * right).sum(1, dtype=torch.float64).sum()
 
 
-def _bandwidth_gradient(query: Tensor, key: Tensor, grad_query: Tensor, grad_key: Tensor, bandwidth: Tensor) -> Tensor:
+def _bandwidth_gradient(
+    query: Tensor, key: Tensor, grad_query: Tensor, grad_key: Tensor, bandwidth: Tensor, folded: bool
+) -> Tensor:
     # the sum of all gradients of a stationary kernel is zero, so any origin serves; a near one does not cancel
-    origin = key.mean(1, keepdim=True) if key.shape[1] else 0.0
+    origin = key.mean(1, keepdim=True) if key.shape[1] and not folded else 0.0
     products = ((query - origin) * grad_query).sum(1, dtype=torch.float64)
     products = products + ((key - origin) * grad_key).sum(1, dtype=torch.float64)
     # over the points first, as in `_inner`
@@ -161,10 +173,11 @@ def _bandwidth_gradient(query: Tensor, key: Tensor, grad_query: Tensor, grad_key
 
 
 def _setup(ctx, inputs, output):
-    *tensors, rate, compact = inputs
-    ctx.save_for_backward(*tensors, *output[2:])
-    ctx.rate, ctx.compact = rate, compact
+    ctx.save_for_backward(*inputs[:8], *output[2:])
+    ctx.constants = inputs[8:]
     ctx.mark_non_differentiable(*output[2:])
+    # no zeros in place of the gradients that the argsorts do not have
+    ctx.set_materialize_grads(False)
 
 
 def _backward(ctx, grad, grad_extra, *_):
@@ -184,8 +197,7 @@ def _backward(ctx, grad, grad_extra, *_):
         *tensors,
         query_order,
         key_order,
-        ctx.rate,
-        ctx.compact,
+        *ctx.constants,
         wants_points,
         wants[4],
         wants_value,
@@ -193,7 +205,7 @@ def _backward(ctx, grad, grad_extra, *_):
     )
     places = (0, 1, 2, 3, 4, 6, 7)
     chosen = dict(zip(places, gradients, strict=True))
-    return tuple(chosen.get(i) if wants[i] else None for i in range(10))
+    return tuple(chosen.get(i) if wants[i] else None for i in range(len(wants)))
 
 
 sided_sum.register_autograd(_backward, setup_context=_setup)

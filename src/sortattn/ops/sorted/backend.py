@@ -5,8 +5,9 @@ from torch import Tensor
 
 from ...cuda.support import trouble
 from ...kernels import Kernel, SidedKernel
-from ...normalise import normalise
+from ...normalise import normaliser
 from ...validation import Problem
+from ..scale import scale_rows
 from .api import sided_sum
 from .separable import collect, spread
 
@@ -26,7 +27,8 @@ def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
 
 def attention(problem: Problem, kernel: SidedKernel) -> Tensor:
     """Normalised kernel sums, `(P, M, C)`."""
-    return normalise(problem, *_sums(problem, kernel), kernel.floor)
+    sums, total = _sums(problem, kernel)
+    return scale_rows(sums, normaliser(problem, total, kernel.floor))
 
 
 def kernel_sum(problem: Problem, kernel: SidedKernel) -> Tensor:
@@ -35,6 +37,13 @@ def kernel_sum(problem: Problem, kernel: SidedKernel) -> Tensor:
 
 
 def _sums(problem: Problem, kernel: SidedKernel) -> tuple[Tensor, Tensor]:
+    (sums, total), *rest = (_part(problem, part) for part in kernel.parts())
+    for more, more_total in rest:
+        sums, total = sums + more, total + more_total
+    return sums, total
+
+
+def _part(problem: Problem, kernel: SidedKernel) -> tuple[Tensor, Tensor]:
     query, key, value = problem.query, problem.key, problem.value
     if problem.group > 1:
         # heads of a group are sorted together: what is no number in one of them must not reach the others
@@ -42,17 +51,23 @@ def _sums(problem: Problem, kernel: SidedKernel) -> tuple[Tensor, Tensor]:
     weight = value.new_ones(value.shape[:2]) if problem.weight is None else problem.weight
     bandwidth = torch.as_tensor(problem.bandwidth, dtype=torch.float64, device=query.device)
     bandwidth = bandwidth.reshape(-1).expand(query.shape[0])
-    # the separable part comes first, so that the backward pass comes to it last, when the sorted sums hold no memory
-    parts = kernel.separable(query, key, problem.bandwidth)
+    terms = kernel.terms()
+    folded, constant = terms.folded, terms.constant
+    parts = None
+    if query.device.type == "cuda" or not folded:
+        # the walker of the GPU does not fold the line: there a folded kernel is one of `s - t` with a separable part
+        folded, constant = 0, 0.0
+        # it comes first, so that the backward pass comes to it last, when the sorted sums hold no memory
+        parts = kernel.separable(query, key, problem.bandwidth)
     if parts is not None:
         row, column = parts
         factors = torch.stack([weight, column * weight], 1)
         vectors, counts = collect(factors, value), factors.sum(-1)
-    terms = kernel.terms()
     # the argsorts, which only the backward pass needs, are not kept alive by a name here
     sums, total = sided_sum(
-        query, key, value, weight, bandwidth, terms.nodes, terms.below, terms.above, terms.rate, terms.compact
-    )[:2]
+        query, key, value, weight, bandwidth, terms.nodes, terms.below, terms.above, terms.rate, terms.compact, folded,
+        constant,
+    )[:2]  # fmt: skip
     if parts is not None:
         sums = spread(sums, torch.stack([row, torch.ones_like(row)], 1), vectors)
         total = total + row * counts[:, :1] + counts[:, 1:]

@@ -13,7 +13,7 @@ entry = njit(nogil=True, error_model="numpy", cache=True)
 
 
 # all that is compiled with an entry point
-_MODULES = ("compiled", "drive", "events", "exponential", "moments", "plan", "simd", "sort", "sweep", "walk")
+_MODULES = ("compiled", "drive", "events", "exponential", "halves", "moments", "plan", "simd", "sort", "sweep", "walk")
 
 
 def digest() -> str:

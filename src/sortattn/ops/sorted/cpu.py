@@ -100,7 +100,7 @@ def scatter(
         )
         drive.walk_head(
             *constants, *(line[p] for line in lines), 0, dims, mirrored, unsorted, block.view(-1).numpy(),
-            scalars[0].numpy(), profiles[p], target.view(-1).numpy(), scalars[1].numpy(), None,
+            scalars[0].numpy(), *profiles[p], target.view(-1).numpy(), scalars[1].numpy(), None,
         )  # fmt: skip
         if not whole:
             out[p, :, first : first + width] = target[:, : channels - first]
@@ -146,7 +146,7 @@ def dot(
                 scalars = tuple(torch.zeros_like(part) for part in scalars)
             drive.walk_head(
                 *constants, *(line[p] for line in lines), start, stop, mirrored, False, block.view(-1).numpy(),
-                scalars[0].numpy(), profiles[p], others.view(-1).numpy(), scalars[1].numpy(), products.numpy(),
+                scalars[0].numpy(), *profiles[p], others.view(-1).numpy(), scalars[1].numpy(), products.numpy(),
             )  # fmt: skip
         out[p, :, start:stop] = products.mul_(scales[p]).T
 
@@ -168,17 +168,25 @@ def _block(rows: Tensor, first: int, width: int) -> Tensor:
     return block
 
 
-def _profiles(terms: Terms, bandwidth: Tensor, real: np.dtype) -> list:
-    """One profile per problem; problems with the same bandwidth share it."""
-    taus = bandwidth.tolist()
+def _profiles(terms: Terms, bandwidth: Tensor, real: np.dtype) -> list[tuple]:
+    """The profiles of each problem, for the line and for the negative half of a folded one.
+
+    Problems with the same bandwidth share them.
+    """
     nodes = tuple(terms.nodes.tolist())
-    below, above = (tuple(map(tuple, side.tolist())) for side in (terms.below, terms.above))
-    return [_profile(nodes, below, above, terms.rate, terms.compact, tau, real) for tau in taus]
+    below, opposite, above = (
+        tuple(map(tuple, side.tolist())) for side in (terms.below, terms.below * (terms.folded or 1), terms.above)
+    )
+    rest = (above, terms.rate, terms.compact, terms.folded, terms.constant)
+    return [tuple(_profile(nodes, side, *rest, tau, real) for side in (below, opposite)) for tau in bandwidth.tolist()]
 
 
 # the same for every call of a layer: next to short sequences it takes its time
 @functools.lru_cache(maxsize=128)
-def _profile(nodes: tuple, below: tuple, above: tuple, rate: float, compact: bool, bandwidth: float, real: np.dtype):
+def _profile(
+    nodes: tuple, below: tuple, above: tuple, rate: float, compact: bool, folded: int, constant: float,
+    bandwidth: float, real: np.dtype,
+):  # fmt: skip
     """The terms of `f(u / bandwidth)` in the form the walker reads."""
     from .plan import MAX_EXPONENT
     from .walk import Profile
@@ -205,7 +213,8 @@ def _profile(nodes: tuple, below: tuple, above: tuple, rate: float, compact: boo
     tied = bool((below[:, 0] != above[:, 0]).any())
     return Profile(
         nodes, below.astype(real), above.astype(real), shares_below, shares_above, -shares_above, real.type(largest),
-        pascal, rate, span, tied, compact,
+        pascal, rate, span, tied, compact, folded, shares_below.diagonal(0, 1, 2)[0].astype(np.float64),
+        constant / largest,
     )  # fmt: skip
 
 

@@ -4,9 +4,10 @@ import numpy as np
 
 from .compiled import compiled, digest, entry
 from .events import make_events
+from .halves import begin_half, make_halves, sum_rows, sum_signed, zeros_of
 from .moments import make_sums
-from .plan import Decays, Plan, fill_decays, plan_groups, plan_tiles
-from .simd import SPARE, aligned, value_of
+from .plan import Decays, Plan, fill_decays, make_plan, plan_groups, plan_tiles
+from .simd import SPARE, aligned, at, put, value_of
 from .sort import sort_column, transpose_columns
 from .walk import Sources, Targets, walk
 
@@ -30,16 +31,47 @@ def _sorted_columns(points, order, first, stop, unsorted, columns, pairs, spare,
 
 
 @compiled
-def _load_line(line, order, mirrored, points, sorted_order):
-    """The sorted coordinates of one dimension and their order; `mirrored` negates the line."""
-    count = order.shape[0]
-    if mirrored:
+def _load_line(line, order, start, stop, negated, points, sorted_order):
+    """Coordinates `start ... stop - 1` of a sorted line and their order, from the last to the first if `negated`.
+
+    Behind them stand SPARE infinities, and zeros. Returns how many they are.
+    """
+    count = stop - start
+    if negated:
         for i in range(count):
-            points[i] = -line[count - 1 - i]
-            sorted_order[i] = order[count - 1 - i]
+            put(points, i, -at(line, stop - 1 - i))
+            put(sorted_order, i, at(order, stop - 1 - i))
     else:
-        points[:count] = line[:count]
-        sorted_order[:count] = order
+        points[:count] = line[start:stop]
+        sorted_order[:count] = order[start:stop]
+    points[count : count + SPARE] = np.inf
+    sorted_order[count : count + SPARE] = 0
+    return count
+
+
+@compiled
+def _walk_line(
+    lanes, depth, terms, sources, targets, profile, decays, plan, events, sums, halves, ties, out, out_extra, products
+):  # fmt: skip
+    """Plan one line and walk along it; returns the events, for which there may be more room now."""
+    tiles, groups, starts, nears = plan.tiles, plan.groups, plan.starts, plan.nears
+    points, spots = sources.points, targets.points
+    folded = profile.folded != 0
+    number = plan_tiles(spots, targets.count, points, sources.count, profile.span, folded, tiles, groups)
+    room = plan_groups(points, spots, profile.nodes, tiles, groups, number, starts, nears)
+    if room + SPARE > events.stride:
+        events = make_events(value_of(terms), room, sources.rows)
+    if profile.rate != 0.0:
+        fill_decays(
+            points, spots, profile.rate, tiles, number, decays.source_low, decays.source_high, decays.target_low,
+            decays.target_high,
+        )  # fmt: skip
+    planned = Plan(tiles, groups, number, starts, nears, plan.near_stops, plan.far_stops, plan.top, plan.top_extra)
+    walk(
+        lanes, depth, terms, sources, targets, profile, decays, planned, events, sums, halves.initial,
+        halves.initial_extra, ties, out, out_extra, products,
+    )  # fmt: skip
+    return events
 
 
 def _entries(version: str):
@@ -67,13 +99,14 @@ def _entries(version: str):
     @entry
     def walk_head(
         lanes, depth, terms, source_points, source_order, target_points, target_order, start, stop, mirrored, unsorted,
-        rows, extra, profile, out, out_extra, products,
+        rows, extra, profile, opposite, out, out_extra, products,
     ):  # fmt: skip
         """Walk along dimensions `start ... stop - 1` of one head, for one block of channels.
 
         `source_points (N, D)` with their argsort `source_order (D, N)`, targets alike; `mirrored` negates all
         coordinates, which is how a kernel sum is transposed; `unsorted` has the argsorts written, not read. `rows`,
-        `extra`, `out` and `out_extra` are as in `walk`; `products`, if not None, is `(stop - start, M)`.
+        `extra`, `out` and `out_extra` are as in `walk`; `products`, if not None, is `(stop - start, M)`. `opposite` is
+        the profile of the negative half of a folded line.
         """
         version  # noqa: B018
         count, number = source_points.shape[0], target_points.shape[0]
@@ -81,10 +114,8 @@ def _entries(version: str):
         columns = np.empty((COLUMNS, max(count, number) + COLUMNS), rows.dtype)
         source_lines = np.empty((COLUMNS, count + COLUMNS), rows.dtype)
         target_lines = np.empty((COLUMNS, number + COLUMNS), rows.dtype)
-        sources = Sources(
-            rows, extra, np.full(count + SPARE, np.inf, rows.dtype), np.zeros(count + SPARE, np.int32), count
-        )
-        targets = Targets(np.zeros(number + SPARE, rows.dtype), np.empty(number, np.int32), number)
+        points, order = np.full(count + SPARE, np.inf, rows.dtype), np.zeros(count + SPARE, np.int32)
+        spots, order_here = np.zeros(number + SPARE, rows.dtype), np.zeros(number + SPARE, np.int32)
         pairs, spare = np.empty((2, max(count, number) if unsorted else 0), np.uint64)
         decays = Decays(
             np.ones(count + SPARE, rows.dtype),
@@ -92,46 +123,50 @@ def _entries(version: str):
             np.ones(number + SPARE, rows.dtype),
             np.ones(number + SPARE, rows.dtype),
         )
-        tiles, groups = np.empty(number + 1, np.int32), np.empty(number + 1, np.int32)
-        families = profile.nodes.shape[0]
-        starts, nears = np.empty((2, 0), np.int32)
-        near_stops, far_stops = np.empty((2, 0), np.int32)
-        top, top_extra = np.empty(0, rows.dtype), np.empty(0, rows.dtype)
+        # as many as there can be; what is not needed is never touched
+        plan = make_plan(number, profile.nodes.shape[0], powers, number_of_sums > powers, value_of(lanes), rows)
         sums = make_sums(lanes, number_of_sums, rows)
         events = make_events(number_of_sums, ROOM, rows)
+        halves = make_halves(lanes, depth, COLUMNS, rows)
         ties = aligned(value_of(lanes), rows)
+        folded = profile.folded != 0
+        if folded:
+            sum_rows(lanes, rows, extra, np.arange(count), 0, count, halves.total, halves.total_extra)
         for first in range(start, stop, COLUMNS):
             width = min(stop - first, COLUMNS)
             last = first + width
             _sorted_columns(source_points, source_order, first, last, unsorted, columns, pairs, spare, source_lines)
+            if folded:
+                sum_signed(lanes, columns, width, count, rows, extra, halves)
             _sorted_columns(target_points, target_order, first, last, unsorted, columns, pairs, spare, target_lines)
             for d in range(width):
-                _load_line(source_lines[d], source_order[first + d], mirrored, sources.points, sources.order)
-                _load_line(target_lines[d], target_order[first + d], mirrored, targets.points, targets.order)
-                tile_number = plan_tiles(targets.points, number, sources.points, count, profile.span, tiles, groups)
-                needed = groups[tile_number]
-                if needed > near_stops.shape[0]:
-                    starts, nears = np.empty((2, needed * families), np.int32)
-                    near_stops, far_stops = np.empty((2, needed), np.int32)
-                if number_of_sums > powers and tile_number * powers > top_extra.shape[0]:
-                    top = np.empty(tile_number * powers * value_of(lanes), rows.dtype)
-                    top_extra = np.empty(tile_number * powers, rows.dtype)
-                room = plan_groups(
-                    sources.points, targets.points, profile.nodes, tiles, groups, tile_number, starts, nears
-                )
-                if room + SPARE > events.stride:
-                    events = make_events(number_of_sums, room, rows)
-                if profile.rate != 0.0:
-                    fill_decays(
-                        sources.points, targets.points, profile.rate, tiles, tile_number, decays.source_low,
-                        decays.source_high, decays.target_low, decays.target_high,
-                    )  # fmt: skip
-                plan = Plan(tiles, groups, tile_number, starts, nears, near_stops, far_stops, top, top_extra)
+                line, places = source_lines[d], source_order[first + d]
+                target_line, target_places = target_lines[d], target_order[first + d]
                 product = None if products is None else products[first - start + d]
-                walk(
-                    lanes, depth, terms, sources, targets, profile, decays, plan, events, sums, ties, out, out_extra,
-                    product,
-                )  # fmt: skip
+                here, negated = profile, mirrored
+                begin, end, target_begin, target_end = 0, count, 0, number
+                if folded:
+                    zero, beyond = zeros_of(line, count)
+                    target_zero, target_beyond = zeros_of(target_line, number)
+                    sum_rows(lanes, rows, extra, places, zero, beyond, halves.zero, halves.zero_extra)
+                for half in range(2 if folded else 1):
+                    if folded:
+                        negated = half == 1
+                        here = opposite if negated != mirrored else profile
+                        begin_half(lanes, depth, halves, d, negated, here.coefficients, here.constant)
+                        begin, end = (0, zero) if negated else (beyond, count)
+                        # a target at zero is on both sides of an odd kernel, and on one of an even one
+                        lowest = target_beyond if profile.folded < 0 else target_zero
+                        target_begin, target_end = (0, lowest) if negated else (target_zero, number)
+                    loaded = _load_line(line, places, begin, end, negated, points, order)
+                    reached = _load_line(
+                        target_line, target_places, target_begin, target_end, negated, spots, order_here
+                    )
+                    events = _walk_line(
+                        lanes, depth, terms, Sources(rows, extra, points, order, loaded),
+                        Targets(spots, order_here, reached), here, decays, plan, events, sums, halves, ties, out,
+                        out_extra, product,
+                    )  # fmt: skip
 
     return sort_head, walk_head
 

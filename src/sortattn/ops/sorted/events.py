@@ -116,17 +116,18 @@ def weigh_far(depth, points, start, stop, origin, above, shares, j, decay, skipp
 
 @compiled
 def list_tile(
-    depth, terms, points, order, source_low, source_high, spots, target_low, target_high, start, stop, group, nodes,
-    below, above, shares, removed, starts, nears, near_stops, far_stops, near_indices, near, far_indices, far, stride,
+    depth, terms, points, order, source_low, source_high, spots, target_low, target_high, start, stop, origin, group,
+    nodes, below, above, shares, removed, starts, nears, near_stops, far_stops, near_indices, near, far_indices, far,
+    stride,
 ):  # fmt: skip
-    """List the events of targets `start ... stop - 1`, a tile whose first group is `group`.
+    """List the events of targets `start ... stop - 1`, a tile with that origin whose first group is `group`.
 
     Those of a group end at `near_stops[group]`: sources between the first and the last of its targets, at every node;
     and at `far_stops[group]`: sources between its first target and that of the next group, far for all to come.
     """
     powers, families = value_of(depth), nodes.shape[0]
     two_sided = value_of(terms) > powers
-    origin, end = np.float64(at(spots, start)), np.float64(at(spots, stop - 1))
+    end = np.float64(at(spots, stop - 1))
     near_stop = far_stop = 0
     for m in range(start, stop, 4):
         places = widen(four(spots, m, stop))

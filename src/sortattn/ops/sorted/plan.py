@@ -21,8 +21,21 @@ MAX_EXPONENT = 1.5
 # them, `starts[group * nodes + node]`, and below the last, `nears` alike; the rest is work space of `list_tile` and of
 # `sweep_from_top`
 Plan = namedtuple("Plan", "tiles groups number starts nears near_stops far_stops top top_extra")
+# a tile of a folded line reaches at most this many times the distance of its first target from zero further: what the
+# sources between the two give is a difference that loses the digits which this factor has
+REACH = 3.0
 # by source: e^(-rate z) relative to the first and to the last target of its tile; by target: the counterparts
 Decays = namedtuple("Decays", "source_low source_high target_low target_high")
+
+
+@compiled
+def make_plan(number, families, powers, two_sided, width, real):
+    """Room for the plan of as many targets, in the worst case of as many tiles."""
+    rows = number * powers if two_sided else 0
+    starts, nears = np.empty((2, number * families), np.int32)
+    tiles, groups, near_stops, far_stops = np.empty((4, number + 1), np.int32)
+    top, top_extra = np.empty(rows * width, real.dtype), np.empty(rows, real.dtype)
+    return Plan(tiles, groups, 0, starts, nears, near_stops, far_stops, top, top_extra)
 
 
 @compiled
@@ -47,8 +60,10 @@ def first_beyond(points, n, place):
 
 
 @compiled
-def plan_tiles(points, number, sources, count, span, tiles, groups):
+def plan_tiles(points, number, sources, count, span, folded, tiles, groups):
     """Cut sorted targets into tiles of about TILE that span at most `span`, and those into groups of four.
+
+    On a `folded` line a tile spans at most REACH times the distance of its first target from zero.
 
     Where sources are much denser than targets a tile has fewer, such that it holds about CROWD sources.
 
@@ -61,9 +76,11 @@ def plan_tiles(points, number, sources, count, span, tiles, groups):
         tile += 1
         first = points[start]
         stop = min(start + TILE, number)
+        if folded:
+            span = REACH * np.float64(first)
         if not points[stop - 1] - first <= span:
             stop = start + 1
-            while points[stop] - first <= span:
+            while stop < number and points[stop] - first <= span:
                 stop += 1
         n = first_from(sources, n, np.float64(first))
         while stop > start + 1 and n + CROWD < count and sources[n + CROWD] < points[stop - 1]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ... import threads
-from ..batching import fold, unfold
+from ..batching import map_rule
 
 
 @torch.library.custom_op("sortattn::collect", mutates_args=())
@@ -105,17 +105,5 @@ collect.register_autograd(_collect_backward, setup_context=_setup)
 project.register_autograd(_project_backward, setup_context=_setup)
 spread.register_autograd(_spread_backward, setup_context=_setup_spread)
 
-
-def _map(operator):
-    """A mapped dimension becomes more problems."""
-
-    def mapped(info, in_dims, *inputs):
-        folded = [fold(info.batch_size, part, dim) for part, dim in zip(inputs, in_dims, strict=True)]
-        (out,), (dim,) = unfold(info.batch_size, (operator(*folded),))
-        return out, dim
-
-    return mapped
-
-
 for _operator in (collect, project, spread):
-    _operator.register_vmap(_map(_operator))
+    _operator.register_vmap(map_rule(_operator))

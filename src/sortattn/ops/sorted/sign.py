@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import Terms
-from ..batching import fold, unfold
+from ..batching import map_rule
 from .lines import Points, walker
 
 
@@ -71,9 +71,4 @@ def _backward(ctx, grad):
 sign_dot.register_autograd(_backward, setup_context=_setup)
 
 
-@sign_dot.register_vmap
-def _(info, in_dims, *inputs):
-    """A mapped dimension becomes more problems."""
-    folded = [fold(info.batch_size, part, dim) for part, dim in zip(inputs, in_dims, strict=True)]
-    (products,), (dim,) = unfold(info.batch_size, (sign_dot(*folded),))
-    return products, dim
+sign_dot.register_vmap(map_rule(sign_dot))

@@ -60,9 +60,11 @@ Sources = namedtuple("Sources", "rows extra points order count")
 # the points that are summed for: sorted coordinates and their order
 Targets = namedtuple("Targets", "points order count")
 # a sided kernel; `scale * shares_below[j, l, i] = b_ji C(i, l)`, `shares_above` alike, `removed` is minus that; and
-# `pascal[k, i] = C(k, i)`
+# `pascal[k, i] = C(k, i)`; for a folded line, `coefficients` are those of its node and `constant` is divided by `scale`
 Profile = namedtuple(
-    "Profile", "nodes below above shares_below shares_above removed scale pascal rate span tied compact"
+    "Profile",
+    "nodes below above shares_below shares_above removed scale pascal rate span tied compact folded coefficients "
+    "constant",
 )
 
 
@@ -123,13 +125,19 @@ def _sum_windows(
 
 
 @compiled
-def walk(lanes, depth, terms, sources, targets, profile, decays, plan, events, sums, ties, out, out_extra, products):
+def walk(
+    lanes, depth, terms, sources, targets, profile, decays, plan, events, sums, initial, initial_extra, ties, out,
+    out_extra, products,
+):  # fmt: skip
     """Sum the sources for all targets, for the channels of one block and one dimension.
 
     `lanes`, `depth` and `terms` are Constants: the number of channels, of coefficients of the profile's polynomials,
     and of rows of `sums`, which is twice the depth if there is a side above. Without `products` the sums are added to
     the rows `out (M * lanes)` and to `out_extra (M)`; with `products (M)` they are multiplied with those rows and
     scalars, and the inner products are added to `products`.
+
+    `initial` and `initial_extra` are the moments before any source is passed. On a folded line all targets and sources
+    are positive, or targets zero, and distances are taken from zero.
     """
     width, powers, number = value_of(lanes), value_of(depth), value_of(terms)
     two_sided = number > powers
@@ -147,6 +155,7 @@ def walk(lanes, depth, terms, sources, targets, profile, decays, plan, events, s
     families = nodes.shape[0]
     final = families - 1
     ties_at, ties_extra = np.int64(-1), 0.0
+    folded = profile.folded != 0
     moments[:] = 0.0
     extras[:] = 0.0
     if two_sided:
@@ -158,7 +167,7 @@ def walk(lanes, depth, terms, sources, targets, profile, decays, plan, events, s
     for tile in range(plan.number):
         start, stop = np.int64(tiles[tile]), np.int64(tiles[tile + 1])
         group = np.int64(groups[tile])
-        origin = np.float64(target_points[start])
+        origin = 0.0 if folded else np.float64(target_points[start])
         end = np.float64(target_points[stop - 1])
         # what has left the window of a compact kernel cancels but for rounding, which grows with the distance: behind a
         # gap, and now and then, the sums are begun afresh
@@ -167,8 +176,17 @@ def walk(lanes, depth, terms, sources, targets, profile, decays, plan, events, s
         )
         if fresh:
             renewed = origin
-            moments[:] = 0.0
-            extras[:] = 0.0
+            # an odd kernel has half of its jump at zero
+            part = 0.5 if profile.folded < 0 and target_points[start] == 0.0 else 1.0
+            for k in range(powers):
+                store(moments, k * width, splat(part, lanes) * load(initial, k * width, lanes))
+                extras[k] = part * initial_extra[k]
+        elif folded:
+            if profile.folded < 0 and target_points[start - 1] == 0.0:
+                for k in range(powers):
+                    half = splat(0.5, lanes) * load(initial, k * width, lanes)
+                    store(moments, k * width, load(moments, k * width, lanes) + half)
+                    extras[k] += 0.5 * initial_extra[k]
         else:
             shift(lanes, depth, moments, extras, origin - previous, rate, pascal)
         previous = origin
@@ -192,8 +210,8 @@ def walk(lanes, depth, terms, sources, targets, profile, decays, plan, events, s
                 extras[powers + k] = top_extra[place]
         list_tile(
             depth, terms, points, order, source_low, source_high, target_points, target_low, target_high, start, stop,
-            group, nodes, below, above, shares, removed, starts, nears, near_stops, far_stops, near_indices, near,
-            far_indices, far, stride,
+            origin, group, nodes, below, above, shares, removed, starts, nears, near_stops, far_stops, near_indices,
+            near, far_indices, far, stride,
         )  # fmt: skip
         near_start = far_start = pending = 0
         for m in range(start, stop, 4):
