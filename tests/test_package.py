@@ -1,3 +1,4 @@
+import ast
 import re
 import subprocess
 import sys
@@ -29,6 +30,13 @@ print(*sorted(heavy & {name.partition(".")[0] for name in sys.modules}))
     with_us = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(with_us.stdout.split()) <= set(torch_alone.stdout.split())
     assert "numba" not in with_us.stdout
+
+
+def test_all_sources_are_written_for_the_oldest_python_that_is_named():
+    metadata = (ROOT / "pyproject.toml").read_text()
+    oldest = tuple(int(part) for part in re.search(r'requires-python = ">=(\d+)\.(\d+)"', metadata).groups())
+    for path in (ROOT / "src").rglob("*.py"):
+        ast.parse(path.read_text(), filename=str(path), feature_version=oldest)
 
 
 def test_the_version_is_the_same_everywhere():

@@ -1,6 +1,7 @@
 """`sortattn doctor`: what is installed, what works here, and why the rest does not."""
 
 import platform
+import time
 from pathlib import Path
 
 import torch
@@ -26,9 +27,15 @@ def doctor(*, costs: bool = False, clear_cache: bool = False) -> int:
         return 0
     print(_section("Versions", _versions()))
     print(_section("Devices", _devices()))
-    troubles = {device: backend_troubles(device) for device in _device_names()}
-    for device, found in troubles.items():
-        lines = [(name, "works" if trouble is None else f"no: {trouble}") for name, trouble in found.items()]
+    troubles = {}
+    for device in _device_names():
+        troubles[device] = {}
+        lines = []
+        for name in BACKENDS:
+            started = time.perf_counter()
+            trouble = troubles[device][name] = _trouble(name, device)
+            seconds = time.perf_counter() - started
+            lines.append((name, f"works, first call {seconds:.1f} s" if trouble is None else f"no: {trouble}"))
         print(_section(f"Backends on {device} (a small call, forward and backward)", lines))
     print(_section("Compiled kernels", _cache()))
     broken = [name for name in ALWAYS if troubles["cpu"][name] is not None]
@@ -36,12 +43,8 @@ def doctor(*, costs: bool = False, clear_cache: bool = False) -> int:
     return 1 if broken else 0
 
 
-def backend_troubles(device: str) -> dict[str, str | None]:
-    """For every backend the first line of what it raises at a small call on `device`, None if it works."""
-    return {name: _trouble(name, device) for name in BACKENDS}
-
-
 def _trouble(backend: str, device: str) -> str | None:
+    """The first line of what the backend raises at a small call on `device`, None if it works."""
     inputs = [torch.randn(1, 2, 16, 8, device=device, requires_grad=True) for _ in range(3)]
     try:
         output = kernel_attention(*inputs, "elu" if backend == "linear" else "add_laplace", backend=backend)
