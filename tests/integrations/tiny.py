@@ -1,7 +1,5 @@
 """Small random models of transformers, built from their configs."""
 
-import re
-
 import pytest
 import torch
 
@@ -10,6 +8,7 @@ transformers = pytest.importorskip("transformers")
 VERSION = int(transformers.__version__.split(".")[0])
 LENGTH = 12
 VOCABULARY = 60
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 SENTENCE = "a cat sat on the mat and slept all day : search document query"
 _SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 _TEXT = {**_SIZES, "vocab_size": VOCABULARY, "pad_token_id": 0}
@@ -71,27 +70,7 @@ def build(name: str, **options):
 
 def tokenizer():
     """A tokenizer of a few words, the size of the models' vocabulary."""
-    words = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        "a",
-        "cat",
-        "sat",
-        "on",
-        "the",
-        "mat",
-        "and",
-        "slept",
-        "all",
-        "day",
-        ":",
-        "search",
-        "document",
-        "query",
-    ]
+    words = [*SPECIAL, *SENTENCE.split()]
     return transformers.BertTokenizerFast(vocab={word: place for place, word in enumerate(words)}, model_max_length=64)
 
 
