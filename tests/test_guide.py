@@ -48,7 +48,7 @@ def write_data(folder):
 
 def test_the_commands_run(teacher, tmp_path):
     write_data(tmp_path)
-    assert len(COMMANDS) == 3
+    assert len(COMMANDS) == 4
     for command in COMMANDS:
         assert main([*shlex.split(command)[1:], "--smoke"]) == 0, command
 

@@ -14,14 +14,16 @@ from ...bench.command import check_device, check_names
 from ...bench.machine import now
 from ...bench.progress import progress
 from ...bench.run import use_threads
+from ...choose import NAMES
 from ...distill import END_TO_END, LAYERWISE, EndToEnd, Layerwise, Settings, distill, pair, parallel
 from ...distill.plot import save_curves
 from ...errors import CommandError
 from ...kernels import KERNELS
 from ...table import render
+from . import pareto
 from .batches import PassageBatches
 from .data import Pairs, Report, Retrieval, read_cranfield, read_passages, read_qmsum, read_sts
-from .encoder import Encoder, load
+from .encoder import Encoder, load, saved_kernel
 from .evaluate import first, retrieval, similarity, texts
 from .results import Question, Result, Results
 
@@ -126,6 +128,60 @@ def evaluate_text(options: Namespace) -> int:
     return 0
 
 
+def pareto_text(options: Namespace) -> int:
+    """Times what the options ask for, and draws it with the scores there are; returns the exit code."""
+    kernels, backends = options.kernel or list(KERNELS), options.backend or ["auto"]
+    check_names("kernel", kernels, list(KERNELS))
+    check_names("backend", backends, NAMES)
+    device = check_device(options.device)
+    use_threads(options.threads)
+    lengths = [64] if options.smoke else sorted(set(options.lengths))
+    path, source = options.out / "pareto.csv", options.results or options.out / "results.csv"
+    results = Results(source).rows
+    points = pareto.read(path)
+    cases = [
+        (kernel, backend, tokens, options.precision, device)
+        for tokens in lengths
+        for kernel, backend in [pareto.SOFTMAX, *((kernel, backend) for kernel in kernels for backend in backends)]
+    ]
+    missing = [case for case in cases if case not in [point.case for point in points]]
+    models = {}
+    with progress(len(missing)) as advance:
+        for case in missing:
+            kernel, backend, tokens, *_ = case
+            advance(f"{kernel} ({backend}), {tokens:,} tokens", 0)
+            if tokens not in models:
+                models = {tokens: load(options.model, tokens=tokens, device=device)[0]}
+            points.append(pareto.measure(models[tokens], *case))
+            pareto.write(path, points)
+            advance("", 1)
+    _show_pareto([point for point in points if point.case in cases], results, options.out)
+    return 0
+
+
+def _show_pareto(points: list, results: list[Result], folder: Path) -> None:
+    scores = [pareto.quality(results, point.kernel, point.tokens) for point in points]
+    lines = [
+        [
+            point.kernel,
+            point.backend,
+            f"{point.tokens:,}",
+            f"{point.milliseconds:,.1f}",
+            "" if score is None else f"{score:.4f}",
+        ]
+        for point, score in zip(points, scores, strict=True)
+    ]
+    print(render(["kernel", "backend", "tokens", "ms", "ndcg@10"], lines, "text", left=2))
+    if all(score is None for score in scores):
+        print("\nPlot: none, as no evaluation has these lengths; run `sortattn text eval --qmsum ...` first")
+        return
+    try:
+        pareto.save_plot(points, results, folder / "pareto.png")
+        print(f"\nPlot: {folder / 'pareto.png'}")
+    except ImportError:
+        print("\nPlot: none; it needs matplotlib: pip install 'sortattn[bench]'")
+
+
 def _tasks(options: Namespace) -> Iterator[tuple[Question, Pairs | Retrieval]]:
     report = Report()
     tasks = [(read_sts(path, report), TOKENS) for path in options.sts]
@@ -135,7 +191,7 @@ def _tasks(options: Namespace) -> Iterator[tuple[Question, Pairs | Retrieval]]:
     _show(report)
     for task, tokens in tasks:
         task = task if options.limit is None else first(task, options.limit)
-        kernel = options.kernel or ""
+        kernel = options.kernel or saved_kernel(options.model)
         yield Question(options.model, kernel, task.name, tokens, options.limit or 0, options.prefixes), task
 
 

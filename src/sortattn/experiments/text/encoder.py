@@ -1,6 +1,7 @@
 """Embeddings of texts: a Hugging Face encoder, mean over its tokens, length one."""
 
 import inspect
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,11 +10,14 @@ from torch import Tensor
 
 from ...distill.objectives import pooled
 from ...errors import CommandError
+from ...integrations.bandwidths import ENTRY
 from ...integrations.convert import convert
 from ...integrations.transformers import register
 
 # tokens in a batch, padding included: 16 texts of 512
 BATCH_TOKENS = 8192
+# the attention of a model that was not converted
+OWN = "own"
 # of NTK scaling, as nomic-embed-text has it
 NTK_FACTOR = 2.0
 
@@ -43,6 +47,15 @@ def load(name: str, *, tokens: int, device: str = "cpu", kernel: str | None = No
         raise CommandError(str(error)) from error
 
 
+def saved_kernel(name: str) -> str:
+    """The kernel that a model was converted to, `own` for any other."""
+    path = Path(name) / "config.json"
+    try:
+        return json.loads(path.read_text())[ENTRY]["kernel"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return OWN
+
+
 def stretch(config, tokens: int):
     """The config, with NTK scaling of its rotary positions if texts are longer than the model was trained for."""
     trained = getattr(config, "max_position_embeddings", None)
@@ -59,12 +72,24 @@ def stretch(config, tokens: int):
     return config
 
 
+def inputs(model, tokens: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """What a model is called with, for `tokens (B, N)` and `mask (B, N)`."""
+    given = {"input_ids": tokens, "attention_mask": mask}
+    length = tokens.shape[1]
+    if length > getattr(model.config, "max_position_embeddings", length):
+        # models keep tables of the default ones that end there
+        more = {"token_type_ids": torch.zeros_like(tokens)}
+        more["position_ids"] = torch.arange(length, device=tokens.device)[None]
+        accepted = inspect.signature(model.forward).parameters
+        given.update({name: tensor for name, tensor in more.items() if name in accepted})
+    return given
+
+
 class Encoder:
     """Turns texts into embeddings `(texts, channels)`."""
 
     def __init__(self, model, tokenizer, tokens: int):
         self.model, self.tokenizer, self.tokens = model, tokenizer, tokens
-        self._accepted = inspect.signature(model.forward).parameters
 
     def embed(self, texts: Sequence[str], done: Callable[[int], None] = lambda count: None) -> Tensor:
         """In batches of texts of similar length; `done` hears how many texts were finished."""
@@ -80,13 +105,8 @@ class Encoder:
 
     @torch.no_grad()
     def _embed(self, batch: list[list[int]]) -> Tensor:
-        given = self.tokenizer.pad({"input_ids": batch}, return_tensors="pt").to(self.model.device)
-        given = {name: given[name] for name in ("input_ids", "attention_mask")}
-        length = given["input_ids"].shape[1]
-        if "token_type_ids" in self._accepted and length > self.model.config.max_position_embeddings:
-            # models keep a table of the default ones that ends there
-            given["token_type_ids"] = torch.zeros_like(given["input_ids"])
-            given["position_ids"] = torch.arange(length, device=self.model.device)[None]
+        padded = self.tokenizer.pad({"input_ids": batch}, return_tensors="pt").to(self.model.device)
+        given = inputs(self.model, padded["input_ids"], padded["attention_mask"])
         rows = self.model(**given)[0]
         return torch.nn.functional.normalize(pooled(rows, given["attention_mask"]), dim=-1).cpu()
 

@@ -7,11 +7,12 @@ LENGTHS = (512, 2048, 4096, 8192, 16384)
 
 
 def add_text(commands, count) -> None:
-    """Adds `text distill` and `text eval`; `count` reads a whole number from 1."""
+    """Adds `text distill`, `text eval` and `text pareto`; `count` reads a whole number from 1."""
     text = commands.add_parser("text", help="distil a text encoder to another attention, and evaluate it")
     kinds = text.add_subparsers(dest="text_command", required=True, metavar="what")
     _add_distill(kinds, count)
     _add_eval(kinds, count)
+    _add_pareto(kinds, count)
 
 
 def _distill(options: argparse.Namespace) -> int:
@@ -24,6 +25,12 @@ def _eval(options: argparse.Namespace) -> int:
     from .command import evaluate_text
 
     return evaluate_text(options)
+
+
+def _pareto(options: argparse.Namespace) -> int:
+    from .command import pareto_text
+
+    return pareto_text(options)
 
 
 def _add_distill(kinds, count) -> None:
@@ -80,6 +87,25 @@ def _add_eval(kinds, count) -> None:
     command.add_argument("--fresh", action="store_true", help="measure again what results.csv holds")
     _add_common(command, count, Path("sortattn-text"))
     command.set_defaults(work=_eval)
+
+
+def _add_pareto(kinds, count) -> None:
+    command = kinds.add_parser(
+        "pareto",
+        help="quality against time per document, the paper's Figure 2",
+        description="Times one long document with every kernel, softmax through SDPA beside it, and draws the scores "
+        "that `text eval` left in results.csv against it. Finished measurements are kept: the same command continues.",
+    )
+    command.add_argument("model", help="folder of a Hugging Face encoder: its size decides the time, not its weights")
+    command.add_argument("--kernel", action="append", metavar="NAME", help="may be repeated, default: all")
+    command.add_argument("--backend", action="append", metavar="NAME", help="may be repeated, default: auto")
+    command.add_argument(
+        "--lengths", type=count, nargs="+", default=[8192, 16384], metavar="N", help="default: 8192 16384"
+    )
+    command.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="default: %(default)s")
+    command.add_argument("--results", type=Path, metavar="FILE", help="of `text eval`, default: results.csv in --out")
+    _add_common(command, count, Path("sortattn-text"))
+    command.set_defaults(work=_pareto)
 
 
 def _add_common(command: argparse.ArgumentParser, count, folder: Path) -> None:
