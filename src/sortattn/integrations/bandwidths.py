@@ -78,7 +78,7 @@ def _on_join(parent: nn.Module, name: str, module: nn.Module | None) -> None:
     if module is None or not _is_attention(module):
         return
     entry = getattr(module.config, ENTRY, None)
-    if entry is None:
+    if not isinstance(entry, dict):
         return
     if entry["bandwidths"] != DEFAULT and not hasattr(module, NAME):
         attach(module, torch.ones(heads(module)), entry["bandwidths"] == LEARNED)

@@ -5,7 +5,6 @@ import gzip
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from sortattn.cli import main
 from sortattn.experiments.text import command
@@ -17,6 +16,8 @@ def distill(teacher, data, out, *options):
 
 
 def student(out):
+    from safetensors.torch import load_file
+
     return load_file(out / "end-to-end" / "model.safetensors")
 
 
@@ -102,6 +103,12 @@ def test_broken_lines_are_shown_and_the_rest_is_used(teacher, sts, tmp_path, cap
     errors = capsys.readouterr().err
     assert f"{sts}, line 7: expected 3 fields, got 1; left out" in errors
     assert "... and 2 more lines" in errors
+
+
+def test_other_texts_are_another_run(teacher, sts, qmsum, tmp_path, capsys):
+    assert distill(teacher, sts, tmp_path / "run") == 0
+    assert distill(teacher, qmsum, tmp_path / "run") == 2
+    assert "was made with data='10 texts, " in capsys.readouterr().err
 
 
 def test_a_full_disk_is_a_message(teacher, sts, tmp_path, capsys, monkeypatch):

@@ -1,3 +1,4 @@
+import sys
 from collections import Counter
 
 import pytest
@@ -75,6 +76,12 @@ def test_a_model_that_is_not_there(monkeypatch):
     message = r"cannot load the model no/where: no such folder, and the hub .*\(We couldn't connect to the hub.\)"
     with pytest.raises(CommandError, match=message):
         load("no/where", tokens=32)
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(CommandError, match=r"need transformers 4.57 or later: pip install 'sortattn\[hf\]'"):
+        load("anything", tokens=32)
 
 
 def test_batches_are_a_function_of_seed_and_number(teacher):

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+import zlib
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -74,7 +75,7 @@ def _distill(options: Namespace, device: str) -> int:
     ]
     settings = Settings(options.precision, options.accumulation, options.clip, options.every)
     names = ("teacher", "kernel", "bandwidth", "learn_bandwidth", "tokens", "batch", "seed", "prefixes")
-    about = {**{name: getattr(options, name) for name in names}, "passages": len(passages)}
+    about = {**{name: getattr(options, name) for name in names}, "data": _digest(passages)}
     rows = distill(
         student,
         stages,
@@ -87,6 +88,14 @@ def _distill(options: Namespace, device: str) -> int:
     if rows:
         _say_where(rows, options.out)
     return 0
+
+
+def _digest(passages: list[str]) -> str:
+    """Their number and a sum over them: other texts are another run."""
+    total = 0
+    for text in passages:
+        total = zlib.crc32(text.encode(), total)
+    return f"{len(passages)} texts, {total:08x}"
 
 
 def _say_where(rows: list, folder: Path) -> None:

@@ -24,7 +24,10 @@ NTK_FACTOR = 2.0
 
 def load(name: str, *, tokens: int, device: str = "cpu", kernel: str | None = None):
     """A model and its tokenizer, for texts of up to `tokens` tokens; with another attention if a kernel is named."""
-    register()
+    try:
+        register()
+    except ImportError as error:
+        raise CommandError(str(error)) from error
     from transformers import AutoConfig, AutoModel, AutoTokenizer
     from transformers.utils import logging
 
