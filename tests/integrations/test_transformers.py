@@ -85,6 +85,32 @@ def test_padding_changes_nothing(name, kernel, side):
     close(rows[mask.bool()], by_reference(model, padded)[mask.bool()])
 
 
+@pytest.mark.parametrize("name", tiny.TEXT)
+def test_a_mask_that_hides_nothing_reaches_no_layer(name, monkeypatch):
+    masks = []
+    attend = sortattn.kernel_attention
+    monkeypatch.setattr(
+        "sortattn.integrations.transformers.kernel_attention",
+        lambda *inputs, key_mask, **options: masks.append(key_mask) or attend(*inputs, key_mask=key_mask, **options),
+    )
+    model, given = converted(name, "add_laplace"), tiny.inputs(name)
+    tiny.output(model, given)
+    assert masks == [None, None]
+    given["attention_mask"][1, 9:] = 0
+    tiny.output(model, given)
+    assert [tuple(mask.shape) for mask in masks[2:]] == [(2, tiny.LENGTH)] * 2
+
+
+@pytest.mark.parametrize("name", ["vit", tiny.TEXT[0]])
+def test_models_compile_with_one_graph(name):
+    model, given = converted(name, "add_laplace", learn_bandwidth=True), tiny.inputs(name)
+    if name != "vit":
+        given["attention_mask"][1, 9:] = 0
+    expected = tiny.output(model, given)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    close(tiny.output(compiled, given), expected)
+
+
 @pytest.mark.parametrize("name", tiny.DECODERS)
 def test_decoders_do_not_look_ahead(name):
     model, given = converted(name, "add_laplace"), tiny.inputs(name)

@@ -67,12 +67,12 @@ def _padding(masks, *, mask_function: Callable, attention_mask: Tensor | None, k
     causal = mask_function is masks.causal_mask_function
     if not causal and mask_function is not getattr(masks, "bidirectional_mask_function", None):
         return "a mask that is more than causal and padding (a sliding window, chunks, packed sequences, or a prefix)"
-    if causal and _seen(others) != kv_length:
+    if causal and _seen(kv_length, others) != kv_length:
         raise ValueError(
             "kernel attention cannot use a static cache, which holds keys that are not written yet; generate with the "
             "dynamic cache"
         )
-    if attention_mask is None:
+    if attention_mask is None or _hides_nothing(attention_mask):
         # a decoder that was told not to be causal: its modules still say that they are
         if causal or getattr(others.get("config"), "is_causal", None) is not False:
             return None
@@ -81,12 +81,20 @@ def _padding(masks, *, mask_function: Callable, attention_mask: Tensor | None, k
     return attention_mask if causal else attention_mask[:, None, None, :]
 
 
-def _seen(others: dict[str, Any]) -> int | None:
+def _hides_nothing(mask: Tensor) -> bool:
+    """Whether a mask may be left out, which is faster; where asking is not allowed it stays."""
+    if torch.compiler.is_compiling() or (mask.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return False
+    return bool(mask.all())
+
+
+def _seen(kv_length: int, others: dict[str, Any]) -> int | None:
     """How many keys there are up to the last query; None where a cache of fixed size keeps that to itself."""
     offset = others.get("kv_offset", 0)
     if "cache_position" in others:
-        # transformers 4
-        return int(others["cache_position"][-1]) + 1 - offset
+        # transformers 4; as many queries as keys need no look at their positions
+        positions = others["cache_position"]
+        return kv_length if len(positions) == kv_length else int(positions[-1]) + 1 - offset
     start = others.get("q_offset", 0)
     return None if isinstance(start, Tensor) else start + others["q_length"] - offset
 
