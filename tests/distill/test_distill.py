@@ -75,6 +75,14 @@ def test_the_copy_has_the_weights_of_the_teacher_and_another_attention():
     assert not any(part.requires_grad for part in teacher.parameters())
 
 
+def test_a_teacher_with_kernel_attention_keeps_it():
+    first = sortattn.convert(tiny.build(NAME), "gauss")
+    expected = tiny.output(first, tiny.inputs(NAME))
+    teacher, student = d.pair(first, "add_laplace")
+    assert tiny.output(teacher, tiny.inputs(NAME)).equal(expected)
+    assert all(part.requires_grad for part in student.parameters())
+
+
 def test_layer_losses_are_those_of_the_attention_modules_on_the_teachers_inputs():
     teacher, student = make()
     batch = batches(0)
@@ -320,6 +328,11 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path):
     with pytest.raises(CommandError, match="is no checkpoint of this program"):
         run(tmp_path)
     assert not (tmp_path / "harm").exists()
+
+
+def test_losses_of_another_program_are_forgotten(tmp_path):
+    (tmp_path / "losses.csv").write_text("stage,step,loss,learning_rate,gradient_norm,seconds\nother,1,1,1,1,1\n")
+    assert len(run(tmp_path)[0]) == 8
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):

@@ -16,9 +16,9 @@ transformers = tiny.transformers
 
 @pytest.fixture(autouse=True)
 def registered():
-    sortattn.register()
+    sortattn.register("auto")
     yield
-    sortattn.register()
+    sortattn.register("auto")
 
 
 def converted(name, kernel, **options):
@@ -29,7 +29,7 @@ def by_reference(model, given):
     """What the model gives with the dense definition inside."""
     sortattn.register(backend="reference")
     result = tiny.output(model, given)
-    sortattn.register()
+    sortattn.register("auto")
     return result
 
 
@@ -275,6 +275,13 @@ def test_wrong_arguments_leave_the_model_alone(arguments, error, message):
     with pytest.raises(error, match=message):
         sortattn.convert(model, *arguments)
     assert tiny.output(model, given).equal(before)
+
+
+def test_converting_keeps_the_backend_that_was_registered():
+    sortattn.register(backend="sorted")
+    model = converted("llama", "add_laplace")
+    with pytest.raises(RuntimeError, match="is_causal is not there yet for the sorted backend"):
+        tiny.output(model, tiny.inputs("llama"))
 
 
 def test_unknown_backends_are_refused():

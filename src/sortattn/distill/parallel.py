@@ -11,6 +11,8 @@ from torch import Tensor
 def start(device: torch.device) -> None:
     """Joins the group that `torchrun` has started; does nothing without it."""
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ and not dist.is_initialized():
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
 
 

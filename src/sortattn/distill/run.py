@@ -70,7 +70,11 @@ def distill(
     _refuse_stranger(folder, saved, facts)
     names = [stage.name for stage, _ in stages]
     done = (0, 0) if saved is None else (names.index(saved["stage"]), saved["step"])
-    losses = Losses(folder, lambda stage, step: (names.index(stage), step) <= done) if _leads() else None
+
+    def known(stage: str, step: int) -> bool:
+        return stage in names and (names.index(stage), step) <= done
+
+    losses = Losses(folder, known) if _leads() else None
     total = sum(stage.steps for stage, _ in stages)
     with progress(total) if _leads() else contextlib.nullcontext(lambda text, steps: None) as advance:
         advance("", sum(stage.steps for stage, _ in stages[: done[0]]) + done[1])

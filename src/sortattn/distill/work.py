@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from ..integrations.bandwidths import attention_modules
+from ..integrations.bandwidths import PREFIX, attention_modules
 from ..integrations.convert import Bandwidth, convert
 from .objectives import embedding_loss, rows_loss
 
@@ -30,10 +30,12 @@ def pair(
     """The teacher and its copy with another attention, the first stage.
 
     The teacher's attention is replaced by our `softmax`, in place, which gives the same: then both have the same masks.
-    Dropout is off in both.
+    A teacher that has kernel attention already keeps it. Dropout is off in both.
     """
     student = convert(copy.deepcopy(teacher), kernel, bandwidth, learn_bandwidth)
-    return convert(teacher, "softmax").eval().requires_grad_(False), student.eval()
+    if not teacher.config._attn_implementation.startswith(PREFIX):
+        convert(teacher, "softmax")
+    return teacher.eval().requires_grad_(False), student.eval().requires_grad_(True)
 
 
 class Layerwise:

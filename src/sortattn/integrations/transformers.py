@@ -29,22 +29,28 @@ _REFUSED = {
 }
 
 
-def register(backend: str = "auto") -> None:
+# that of the last `register`
+_backend = "auto"
+
+
+def register(backend: str | None = None) -> None:
     """Makes `attn_implementation="sortattn_<kernel>"` known to transformers, for every kernel of `sortattn.KERNELS`.
 
     Afterwards `AutoModel.from_pretrained(name, attn_implementation="sortattn_add_laplace")` gives the model with
-    kernel attention, at the kernel's default bandwidth. `backend` is that of `kernel_attention`; a further call changes
-    it for all models.
+    kernel attention, at the kernel's default bandwidth. `backend` is that of `kernel_attention`, for all models; None
+    keeps the one there is, `"auto"` at first.
 
     The model's own scale of the scores is kept: with `scaling = 1 / sqrt(D)`, as nearly all models have it, the
     bandwidth is the kernel's; with any other it is multiplied by `(scaling sqrt(D))^(-1/2)`, which makes `softmax` the
     model's own softmax.
     """
-    if backend not in NAMES:
+    global _backend
+    if backend is not None and backend not in NAMES:
         raise ValueError(f"unknown backend {backend!r}, expected one of {', '.join(NAMES)}")
     interface, masks = _interfaces()
+    _backend = backend or _backend
     for kernel in KERNELS:
-        interface.register(PREFIX + kernel, _attention(kernel, backend))
+        interface.register(PREFIX + kernel, _attention(kernel, _backend))
         masks.AttentionMaskInterface.register(PREFIX + kernel, functools.partial(_padding, masks))
     attach_while_building()
 

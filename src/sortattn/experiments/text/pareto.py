@@ -50,7 +50,7 @@ def measure(model, kernel: str, backend: str, tokens: int, precision: str, devic
     except RuntimeError as error:
         raise CommandError(f"{kernel} ({backend}), {tokens:,} tokens: {error}") from error
     finally:
-        register()
+        register("auto")
     return Point(kernel, backend, tokens, precision, device, round(sorted(times)[len(times) // 2], 3))
 
 
