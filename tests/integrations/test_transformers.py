@@ -146,6 +146,23 @@ def test_a_static_cache_is_refused():
         model.generate(**given, max_new_tokens=3, do_sample=False, cache_implementation="static")
 
 
+@pytest.mark.skipif(tiny.VERSION < 5, reason="in transformers 4 BART makes dense masks")
+@pytest.mark.parametrize("kernel", ["softmax", "add_laplace"])
+def test_cross_attention_sees_the_encoders_real_tokens(kernel):
+    layers = {f"{part}_{what}": size for part in ("encoder", "decoder") for what, size in tiny.BART.items()}
+    config = transformers.BartConfig(d_model=32, vocab_size=60, pad_token_id=0, decoder_start_token_id=1, **layers)
+    model = transformers.BartModel(config).eval()
+    given = {**tiny.inputs("llama"), "decoder_input_ids": torch.arange(3, 8).expand(2, 5)}
+    given["attention_mask"][:, 9:] = 0
+    before = tiny.output(model, given)
+    after = tiny.output(sortattn.convert(model, kernel), given)
+    if kernel == "softmax":
+        close(after, before)
+    close(after, by_reference(model, given))
+    short = {**given, "input_ids": given["input_ids"][:, :9], "attention_mask": given["attention_mask"][:, :9]}
+    close(after, tiny.output(model, short))
+
+
 @pytest.mark.skipif(tiny.VERSION < 5, reason="transformers 4 has no such option")
 def test_a_decoder_told_not_to_be_causal_is_not():
     model, given = converted("llama", "add_laplace"), tiny.inputs("llama")
@@ -249,7 +266,7 @@ def test_converting_again_starts_anew():
 # refusals
 
 
-@pytest.mark.parametrize("name", tiny.WITHOUT_INTERFACE)
+@pytest.mark.parametrize("name", [*tiny.WITHOUT_INTERFACE, "deberta"])
 def test_models_without_the_interface_are_refused(name):
     with pytest.raises(ValueError, match="does not use the attention interface"):
         sortattn.convert(tiny.build(name), "add_laplace")
@@ -329,6 +346,16 @@ def test_soft_caps_are_refused():
     )
     model = sortattn.convert(transformers.Gemma2Model(config).eval(), "add_laplace")
     with pytest.raises(ValueError, match="Gemma2Attention asks .* a soft cap"):
+        tiny.output(model, tiny.inputs("llama"))
+
+
+@pytest.mark.skipif(tiny.VERSION < 5, reason="T5 has no attention interface in transformers 4")
+def test_position_biases_are_refused():
+    config = transformers.T5Config(
+        d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=60, dropout_rate=0.0
+    )
+    model = sortattn.convert(transformers.T5EncoderModel(config).eval(), "add_laplace")
+    with pytest.raises(ValueError, match="T5Attention asks .* a position bias"):
         tiny.output(model, tiny.inputs("llama"))
 
 

@@ -48,7 +48,13 @@ def _qwen(**options):
     return transformers.Qwen2ForCausalLM(config)
 
 
+def _deberta(**options):
+    return transformers.DebertaV2Model(transformers.DebertaV2Config(**_TEXT, **options))
+
+
+BART = {"layers": 2, "attention_heads": 4, "ffn_dim": 48}
 _BUILDERS = {"bert": _bert, "nomic": _nomic, "modernbert": _modern, "vit": _vit, "llama": _llama, "qwen": _qwen}
+_ODD = {"deberta": _deberta}
 # in transformers 4 BERT and ModernBERT have attention of their own, and NomicBert is not there
 NAMES = tuple(_BUILDERS) if VERSION >= 5 else ("vit", "llama", "qwen")
 WITHOUT_INTERFACE = () if VERSION >= 5 else ("bert", "modernbert")
@@ -60,7 +66,7 @@ TEXT = (*ENCODERS, *DECODERS)
 def build(name: str, **options):
     """The model of this name with random weights, ready for evaluation."""
     torch.manual_seed(0)
-    model = _BUILDERS[name](**options).eval()
+    model = {**_BUILDERS, **_ODD}[name](**options).eval()
     # random models start with weights so small that attention is uniform, whatever the kernel
     for parameter in model.parameters():
         if parameter.dim() == 2:

@@ -124,6 +124,8 @@ def save_plot(points: Sequence[Point], results: Sequence[Result], path: Path) ->
             label = f"{point.kernel} ({point.backend})"
             axes.annotate(label, (point.milliseconds, value), xytext=(4, 3), textcoords="offset points", fontsize=7)
         axes.set_xscale("log")
+        # room for the names, which stand right of their points
+        axes.margins(x=0.25)
         axes.set_xlabel(f"milliseconds per document, {points[0].device}, {points[0].precision}")
         axes.set_ylabel("nDCG@10")
         axes.set_title(f"{tokens:,} tokens", fontsize=10)
