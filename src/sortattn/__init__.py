@@ -2,6 +2,8 @@
 
 from ._version import __version__
 from .attention import gram, kernel_attention, kernel_sum
+from .integrations.convert import convert
+from .integrations.transformers import register
 from .kernels import KERNELS, Kernel, PolynomialExponential, Spline
 from .module import KernelAttention
 from .sums import weighted_abs_sum, weighted_laplace_sum, weighted_sign_sum
@@ -13,9 +15,11 @@ __all__ = [
     "PolynomialExponential",
     "Spline",
     "__version__",
+    "convert",
     "gram",
     "kernel_attention",
     "kernel_sum",
+    "register",
     "weighted_abs_sum",
     "weighted_laplace_sum",
     "weighted_sign_sum",

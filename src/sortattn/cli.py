@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ._version import __version__
 from .errors import CommandError
+from .experiments.text.options import add_text
 from .table import STYLES
 
 SIZES = (512, 1024, 2048, 4096, 8192, 16384)
@@ -76,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_bench(commands)
     _add_doctor(commands)
+    add_text(commands, _count)
     return parser
 
 

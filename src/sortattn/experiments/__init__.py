@@ -1,0 +1,1 @@
+"""The paper's experiments, one folder and one command each."""

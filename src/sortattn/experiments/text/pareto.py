@@ -1,0 +1,134 @@
+"""Quality against time per document, the paper's Figure 2: nDCG@10 of evaluations beside the time of one long text."""
+
+import csv
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import torch
+
+from ...bench.measure import sample
+from ...bench.plot import COLOURS, MARKERS, SOFTMAX_COLOUR
+from ...distill.store import replace
+from ...errors import CommandError
+from ...integrations.bandwidths import PREFIX
+from ...integrations.transformers import register
+from .encoder import OWN, inputs
+from .results import Result
+
+# torch's own attention, which chooses the fastest of its kernels
+SOFTMAX = ("softmax", "sdpa")
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Point:
+    """How long one text of `tokens` tokens takes with a kernel through a backend: the median, in milliseconds."""
+
+    kernel: str
+    backend: str
+    tokens: int
+    precision: str
+    device: str
+    milliseconds: float
+
+    @property
+    def case(self) -> tuple:
+        return (self.kernel, self.backend, self.tokens, self.precision, self.device)
+
+
+COLUMNS = tuple(field.name for field in fields(Point))
+
+
+def measure(model, kernel: str, backend: str, tokens: int, precision: str, device: str) -> Point:
+    """Times a forward pass over one text of random tokens, after one to warm up."""
+    register("auto" if (kernel, backend) == SOFTMAX else backend)
+    model.set_attn_implementation("sdpa" if (kernel, backend) == SOFTMAX else PREFIX + kernel)
+    try:
+        times = _times(_call(model, tokens, precision, device), device)
+    except RuntimeError as error:
+        raise CommandError(f"{kernel} ({backend}), {tokens:,} tokens: {error}") from error
+    finally:
+        register("auto")
+    return Point(kernel, backend, tokens, precision, device, round(sorted(times)[len(times) // 2], 3))
+
+
+def _times(call: Callable[[], None], device: str) -> list[float]:
+    call()
+    started, times = time.perf_counter(), []
+    # three are enough of what takes long
+    while len(times) < (ROUNDS if time.perf_counter() - started < 60 else 3):
+        times.append(sample(call, 1, device))
+    return times
+
+
+def _call(model, tokens: int, precision: str, device: str) -> Callable[[], None]:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(model.config.vocab_size, (1, tokens), generator=generator).to(device)
+    given = inputs(model, ids, torch.ones_like(ids))
+
+    def call() -> None:
+        kind = torch.device(device).type
+        with torch.no_grad(), torch.autocast(kind, torch.bfloat16, enabled=precision == "bf16"):
+            model(**given)
+
+    return call
+
+
+def read(path: Path) -> list[Point]:
+    """The points of a file; none if there is no file."""
+    if not path.exists():
+        return []
+    table = csv.DictReader(path.read_text().splitlines())
+    try:
+        return [Point(**{field.name: field.type(row[field.name]) for field in fields(Point)}) for row in table]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CommandError(f"{path}, line {table.line_num}, is damaged ({error}); move the file away") from error
+
+
+def write(path: Path, points: Sequence[Point]) -> None:
+    """Replaces the file by these points in one step."""
+
+    def fill(draft: Path) -> None:
+        with draft.open("w", newline="") as file:
+            table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            table.writeheader()
+            table.writerows(asdict(point) for point in points)
+
+    replace(path, fill)
+
+
+def quality(results: Sequence[Result], kernel: str, tokens: int) -> float | None:
+    """The mean nDCG@10 with this kernel at this length, of the model that was evaluated last; None if there is none."""
+    names = (kernel, OWN) if kernel == SOFTMAX[0] else (kernel,)
+    rows = [row for row in results if row.kernel in names and (row.tokens, row.metric) == (tokens, "ndcg@10")]
+    values = [row.value for row in rows if (row.model, row.kernel) == (rows[-1].model, rows[-1].kernel)]
+    return sum(values) / len(values) if values else None
+
+
+def save_plot(points: Sequence[Point], results: Sequence[Result], path: Path) -> None:
+    """One panel per length, a point per kernel and backend; those without an evaluation are left out."""
+    from matplotlib.figure import Figure
+
+    lengths = sorted({point.tokens for point in points})
+    figure = Figure(figsize=(5.0 * len(lengths), 4.0), dpi=150, layout="constrained")
+    for axes, tokens in zip(figure.subplots(1, len(lengths), squeeze=False)[0], lengths, strict=True):
+        for place, point in enumerate(point for point in points if point.tokens == tokens):
+            value = quality(results, point.kernel, tokens)
+            if value is None:
+                continue
+            own = (point.kernel, point.backend) == SOFTMAX
+            colour = SOFTMAX_COLOUR if own else COLOURS[place % len(COLOURS)]
+            axes.plot(point.milliseconds, value, MARKERS[place % len(MARKERS)], color=colour)
+            label = f"{point.kernel} ({point.backend})"
+            axes.annotate(label, (point.milliseconds, value), xytext=(4, 3), textcoords="offset points", fontsize=7)
+        axes.set_xscale("log")
+        # room for the names, which stand right of their points
+        axes.margins(x=0.25)
+        axes.set_xlabel(f"milliseconds per document, {points[0].device}, {points[0].precision}")
+        axes.set_ylabel("nDCG@10")
+        axes.set_title(f"{tokens:,} tokens", fontsize=10)
+        axes.grid(True, which="major", color="0.9")
+        axes.spines[["top", "right"]].set_visible(False)
+    replace(path, lambda draft: figure.savefig(draft, format="png"))

@@ -1,0 +1,144 @@
+"""`sortattn text` to the end, interrupted and continued, and given nonsense."""
+
+import csv
+import gzip
+
+import pytest
+import torch
+
+from sortattn.cli import main
+from sortattn.experiments.text import command
+from sortattn.experiments.text.batches import PassageBatches
+
+
+def distill(teacher, data, out, *options):
+    return main(["text", "distill", teacher, "--data", str(data), "--out", str(out), "--smoke", *options])
+
+
+def student(out):
+    from safetensors.torch import load_file
+
+    return load_file(out / "end-to-end" / "model.safetensors")
+
+
+def interrupt_after(monkeypatch, count):
+    left = iter(range(count))
+    draw = PassageBatches.texts
+
+    def texts(self, number):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return draw(self, number)
+
+    monkeypatch.setattr(PassageBatches, "texts", texts)
+
+
+def test_distil_and_evaluate_to_the_end(teacher, sts, cranfield, qmsum, tmp_path, capsys):
+    out = tmp_path / "run"
+    assert distill(teacher, qmsum, out, "--learn-bandwidth") == 0
+    printed = capsys.readouterr().out
+    assert "layerwise: loss" in printed
+    assert f"Student: {out / 'end-to-end'}" in printed
+    assert (out / "losses.png").exists()
+    tasks = ["--sts", str(sts), "--cranfield", str(cranfield), "--qmsum", str(qmsum), "--lengths", "16", "48"]
+    arguments = ["text", "eval", str(out / "end-to-end"), *tasks, "--out", str(out)]
+    assert main(arguments) == 0
+    rows = list(csv.DictReader((out / "results.csv").open()))
+    assert [(row["task"], row["tokens"], row["metric"]) for row in rows] == [
+        ("pairs", "512", "spearman"),
+        ("abstracts", "512", "ndcg@10"),
+        ("qmsum-val", "16", "ndcg@10"),
+        ("qmsum-val", "48", "ndcg@10"),
+    ]
+    assert all(-1 <= float(row["value"]) <= 1 for row in rows)
+    assert capsys.readouterr().out.count("ndcg@10") == 3
+
+
+def test_an_interrupted_distillation_continues_exactly(teacher, sts, tmp_path, capsys, monkeypatch):
+    assert distill(teacher, sts, tmp_path / "whole") == 0
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 7)
+        assert distill(teacher, sts, tmp_path / "parts") == 130
+    assert "The same command continues from the last checkpoint" in capsys.readouterr().err
+    assert distill(teacher, sts, tmp_path / "parts") == 0
+    whole, parts = student(tmp_path / "whole"), student(tmp_path / "parts")
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_an_evaluation_does_not_repeat_itself(teacher, sts, cranfield, tmp_path, capsys, monkeypatch):
+    arguments = ["text", "eval", teacher, "--sts", str(sts), "--out", str(tmp_path), "--smoke"]
+    assert main(arguments) == 0
+    first = (tmp_path / "results.csv").read_text()
+
+    def never(*arguments, **options):
+        raise AssertionError("it has measured again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "load", never)
+        assert main(arguments) == 0
+        assert (tmp_path / "results.csv").read_text() == first
+        with pytest.raises(AssertionError, match="measured again"):
+            main([*arguments, "--fresh"])
+    # interrupted in the second task, the first is kept
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "retrieval", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert main([*arguments, "--cranfield", str(cranfield)]) == 130
+    assert (tmp_path / "results.csv").read_text() == first
+
+
+@pytest.mark.parametrize("kernel", ["softmax", "gauss"])
+def test_a_kernel_may_replace_the_attention_for_an_evaluation(teacher, sts, tmp_path, kernel):
+    for options in ([], ["--kernel", kernel]):
+        assert main(["text", "eval", teacher, "--sts", str(sts), "--out", str(tmp_path), *options]) == 0
+    own, replaced = (float(row["value"]) for row in csv.DictReader((tmp_path / "results.csv").open()))
+    if kernel == "softmax":
+        assert own == replaced
+
+
+def test_broken_lines_are_shown_and_the_rest_is_used(teacher, sts, tmp_path, capsys):
+    with sts.open("a") as file:
+        file.write("broken\n" * 7)
+    assert main(["text", "eval", teacher, "--sts", str(sts), "--out", str(tmp_path)]) == 0
+    errors = capsys.readouterr().err
+    assert f"{sts}, line 7: expected 3 fields, got 1; left out" in errors
+    assert "... and 2 more lines" in errors
+
+
+def test_other_texts_are_another_run(teacher, sts, qmsum, tmp_path, capsys):
+    assert distill(teacher, sts, tmp_path / "run") == 0
+    assert distill(teacher, qmsum, tmp_path / "run") == 2
+    assert "was made with data='10 texts, " in capsys.readouterr().err
+
+
+def test_a_full_disk_is_a_message(teacher, sts, tmp_path, capsys, monkeypatch):
+    def full(state, file):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    assert distill(teacher, sts, tmp_path / "run") == 2
+    assert "No space left on device; the last checkpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["eval", "TEACHER"], "expected something to evaluate on: --sts FILE"),
+        (["eval", "TEACHER", "--kernel", "laplac", "--sts", "STS"], "unknown kernel 'laplac', expected one of softmax"),
+        (["eval", "TEACHER", "--sts", "nowhere.csv"], "cannot read nowhere.csv"),
+        (["eval", "/no/where", "--sts", "STS"], "cannot load the model /no/where: no such folder"),
+        (["distill", "TEACHER", "--kernel", "laplac", "--data", "STS"], "unknown kernel 'laplac'"),
+        (["distill", "TEACHER", "--data", "EMPTY"], "found no texts in"),
+        (["distill", "TEACHER", "--data", "STS", "--device", "cuda:7"], "torch finds no CUDA device here"),
+        (["distill", "TEACHER", "--data", "STS", "--bandwidth", "-1"], "bandwidth must be positive, got -1.0"),
+    ],
+)
+def test_wrong_wishes_are_messages(arguments, message, teacher, sts, tmp_path, capsys):
+    if torch.cuda.is_available() and "--device" in arguments:
+        pytest.skip("there is a CUDA device")
+    empty = tmp_path / "empty.jsonl.gz"
+    empty.write_bytes(gzip.compress(b""))
+    names = {"TEACHER": teacher, "STS": str(sts), "EMPTY": str(empty)}
+    arguments = [names.get(word, word) for word in arguments]
+    assert main(["text", *arguments, "--out", str(tmp_path / "out"), "--smoke"]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,90 @@
+import pytest
+
+from sortattn.cli import main
+from sortattn.experiments.text import pareto
+from sortattn.experiments.text.results import Result
+
+
+def result(kernel, value, *, model="m", tokens=64, task="t", metric="ndcg@10"):
+    return Result(model, kernel, task, tokens, 0, True, metric, value, 1, 1.0, "cpu", "")
+
+
+def test_quality_is_the_mean_over_the_tasks_of_the_last_model():
+    rows = [
+        result("elu", 0.2, model="old"),
+        result("elu", 0.4, task="a"),
+        result("elu", 0.6, task="b"),
+        result("elu", 0.9, tokens=512),
+        result("elu", 0.9, metric="spearman"),
+    ]
+    assert pareto.quality(rows, "elu", 64) == pytest.approx(0.5)
+    assert pareto.quality(rows, "gauss", 64) is None
+    assert pareto.quality([result("own", 0.7)], "softmax", 64) == 0.7
+
+
+def test_times_and_scores_come_together(teacher, qmsum, tmp_path, capsys, monkeypatch):
+    evaluate = ["text", "eval", teacher, "--qmsum", str(qmsum), "--out", str(tmp_path), "--smoke"]
+    measure = [
+        "text",
+        "pareto",
+        teacher,
+        "--out",
+        str(tmp_path),
+        "--smoke",
+        "--kernel",
+        "elu",
+        "--kernel",
+        "add_laplace",
+    ]
+    assert main(measure) == 0
+    assert "Plot: none, as no evaluation has these lengths" in capsys.readouterr().out
+    assert main(evaluate) == 0
+    assert main([*evaluate, "--kernel", "elu"]) == 0
+    monkeypatch.setattr(pareto, "measure", lambda *case: pytest.fail("it has measured again"))
+    assert main(measure) == 0
+    points = pareto.read(tmp_path / "pareto.csv")
+    assert [(point.kernel, point.backend) for point in points] == [
+        ("softmax", "sdpa"),
+        ("elu", "auto"),
+        ("add_laplace", "auto"),
+    ]
+    assert all(point.milliseconds > 0 for point in points)
+    printed = capsys.readouterr().out
+    assert f"Plot: {tmp_path / 'pareto.png'}" in printed
+    assert (tmp_path / "pareto.png").exists()
+
+
+def test_what_was_measured_before_an_interrupt_is_kept(teacher, tmp_path, capsys, monkeypatch):
+    measure = ["text", "pareto", teacher, "--out", str(tmp_path), "--smoke", "--kernel", "elu"]
+    whole = pareto.measure
+
+    def once(model, kernel, *case):
+        if kernel == "elu":
+            raise KeyboardInterrupt
+        return whole(model, kernel, *case)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pareto, "measure", once)
+        assert main(measure) == 130
+    assert len(pareto.read(tmp_path / "pareto.csv")) == 1
+    assert main(measure) == 0
+    assert len(pareto.read(tmp_path / "pareto.csv")) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--kernel", "none"], "unknown kernel 'none'"),
+        (["--backend", "none"], "unknown backend 'none'"),
+        (["--kernel", "gauss", "--backend", "sorted"], "backend 'sorted' cannot serve this call"),
+    ],
+)
+def test_wrong_wishes_are_messages(teacher, tmp_path, capsys, options, message):
+    assert main(["text", "pareto", teacher, "--out", str(tmp_path), "--smoke", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_damaged_file_is_named(teacher, tmp_path, capsys):
+    (tmp_path / "pareto.csv").write_text("kernel,backend\nelu,auto\n")
+    assert main(["text", "pareto", teacher, "--out", str(tmp_path), "--smoke"]) == 2
+    assert "pareto.csv, line 2, is damaged" in capsys.readouterr().err
