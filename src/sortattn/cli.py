@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ._version import __version__
+from .arguments import count, seconds
 from .errors import CommandError
+from .experiments.commands import add_commands
 from .table import STYLES
 
 SIZES = (512, 1024, 2048, 4096, 8192, 16384)
@@ -76,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_bench(commands)
     _add_doctor(commands)
+    add_commands(commands)
     return parser
 
 
@@ -94,7 +97,7 @@ def _add_demo(commands) -> None:
 
 def _add_sizes(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "-n", "--sizes", type=_count, nargs="+", default=list(SIZES), metavar="N", help="default: 512, 1024 ... 16384"
+        "-n", "--sizes", type=count, nargs="+", default=list(SIZES), metavar="N", help="default: 512, 1024 ... 16384"
     )
 
 
@@ -114,17 +117,17 @@ def _add_bench(commands) -> None:
     _add_sizes(what)
     what.add_argument("--backward", action="store_true", help="forward and backward too, not only forward")
     what.add_argument("--causal", action="store_true", help="a query sees only the keys up to its own place")
-    what.add_argument("--batch", type=_count, default=1, metavar="B", help="default: %(default)s")
-    what.add_argument("--heads", type=_count, default=8, metavar="H", help="default: %(default)s")
-    what.add_argument("--head-dim", type=_count, default=64, metavar="D", help="default: %(default)s")
-    what.add_argument("--value-dim", type=_count, metavar="C", help="default: the same as --head-dim")
+    what.add_argument("--batch", type=count, default=1, metavar="B", help="default: %(default)s")
+    what.add_argument("--heads", type=count, default=8, metavar="H", help="default: %(default)s")
+    what.add_argument("--head-dim", type=count, default=64, metavar="D", help="default: %(default)s")
+    what.add_argument("--value-dim", type=count, metavar="C", help="default: the same as --head-dim")
     how = bench.add_argument_group("how")
     how.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    how.add_argument("--threads", type=_count, help="CPU threads, default: as torch chooses")
-    how.add_argument("--rounds", type=_count, default=15, help="most rounds, default: %(default)s")
+    how.add_argument("--threads", type=count, help="CPU threads, default: as torch chooses")
+    how.add_argument("--rounds", type=count, default=15, help="most rounds, default: %(default)s")
     how.add_argument(
         "--budget",
-        type=_seconds,
+        type=seconds,
         default=20.0,
         metavar="SECONDS",
         help="begin no further round of a size after this long, if three are done; default: %(default)s",
@@ -142,19 +145,3 @@ def _add_doctor(commands) -> None:
     doctor.add_argument("--costs", action="store_true", help="print the cost model by which `auto` chooses")
     doctor.add_argument("--clear-cache", action="store_true", help="remove the compiled kernels")
     doctor.set_defaults(work=_doctor)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number of seconds, got {text!r}")
-    return seconds
