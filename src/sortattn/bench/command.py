@@ -23,16 +23,16 @@ DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 def bench(options: Namespace) -> int:
     """Runs what the options ask for; returns the exit code: 0, 1 if a case failed, 130 if it was interrupted."""
-    _check_names("kernel", options.kernel, list(KERNELS))
-    _check_names("backend", options.backend, NAMES)
-    _check_names("dtype", options.dtype, DTYPES)
+    check_names("kernel", options.kernel, list(KERNELS))
+    check_names("backend", options.backend, NAMES)
+    check_names("dtype", options.dtype, DTYPES)
     settings = Settings(
         batch=options.batch,
         heads=options.heads,
         head_dim=options.head_dim,
         value_dim=options.value_dim or options.head_dim,
         causal=options.causal,
-        device=_device(options.device),
+        device=usable_device(options.device),
         threads=use_threads(options.threads),
     )
     groups = make_groups(options.kernel, options.backend, options.dtype, options.sizes, backward=options.backward)
@@ -85,13 +85,15 @@ def show(rows: Sequence[Row], path: Path, cases: Sequence) -> None:
         print(f"\nRows: {path}\nPlot: {picture}")
 
 
-def _check_names(option: str, given: Sequence[str], known: Sequence[str]) -> None:
+def check_names(option: str, given: Sequence[str], known: Sequence[str]) -> None:
+    """CommandError if a name is not among those that are known."""
     for name in given:
         if name not in known:
             raise CommandError(f"unknown {option} {name!r}, expected one of {', '.join(known)}")
 
 
-def _device(name: str) -> str:
+def usable_device(name: str) -> str:
+    """The name itself; CommandError if torch has no such device here."""
     try:
         device = torch.device(name)
     except RuntimeError:

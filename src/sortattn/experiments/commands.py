@@ -1,8 +1,9 @@
 """The options of the experiments' commands. The work is imported with the command that asks for it."""
 
 import argparse
+from pathlib import Path
 
-from ..arguments import count
+from ..arguments import count, seconds
 from ..kernels import KERNELS
 from ..table import STYLES
 
@@ -10,6 +11,7 @@ from ..table import STYLES
 def add_commands(commands) -> None:
     """Adds the experiments to the commands of `sortattn`."""
     _add_capacity(commands)
+    _add_recall(commands)
 
 
 def _kernel_option(command, default: list[str]) -> None:
@@ -32,3 +34,45 @@ def _add_capacity(commands) -> None:
     command.add_argument("-n", "--sizes", type=count, nargs="+", metavar="N", help="default: D, 2D, 6D, 8D")
     command.add_argument("--format", choices=STYLES, default="text", help="default: text")
     command.set_defaults(work=_capacity)
+
+
+RECALL_SIZES = (20, 40, 60, 100, 120, 140, 200, 300, 380, 400, 500, 600)
+
+
+def _recall(options: argparse.Namespace) -> int:
+    from .recall.command import recall
+
+    return recall(options)
+
+
+def _add_recall(commands) -> None:
+    command = commands.add_parser(
+        "recall",
+        help="associative recall: how many tokens each kernel learns to tell apart (the paper's Figure 1)",
+        description="Learns tokens, W_Q and W_K such that the attention matrix becomes the identity. Interrupt it when "
+        "you like; the same command continues, with the same result.",
+    )
+    _kernel_option(command, list(KERNELS))
+    shown = " ".join(map(str, RECALL_SIZES))
+    command.add_argument(
+        "-n", "--sizes", type=count, nargs="+", default=list(RECALL_SIZES), metavar="N", help=f"default: {shown}"
+    )
+    command.add_argument("--head-dim", type=count, default=64, metavar="D", help="default: %(default)s")
+    command.add_argument("--seeds", type=count, default=3, help="default: %(default)s")
+    command.add_argument("--steps", type=count, default=120_000, help="at most, default: %(default)s")
+    _training_options(command, "recall")
+    command.set_defaults(work=_recall)
+
+
+def _training_options(command, name: str) -> None:
+    """What all experiments that train have in common."""
+    command.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    command.add_argument("--threads", type=count, help="CPU threads, default: as torch chooses")
+    command.add_argument(
+        "--save-every", type=seconds, default=10.0, metavar="SECONDS", help="between checkpoints, default: %(default)s"
+    )
+    folder = Path(f"sortattn-{name}")
+    command.add_argument("--out", type=Path, default=folder, help="folder, default: %(default)s")
+    command.add_argument("--name", default=name, help="of the files: NAME.csv and NAME.png, default: %(default)s")
+    command.add_argument("--fresh", action="store_true", help="replace the file instead of continuing it")
+    command.add_argument("--smoke", action="store_true", help="a size that takes seconds, to see that all works")
