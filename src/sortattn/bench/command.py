@@ -35,6 +35,10 @@ def bench(options: Namespace) -> int:
         device=usable_device(options.device),
         threads=use_threads(options.threads),
     )
+    if options.paper:
+        from .paper.command import paper
+
+        return paper(options, settings)
     groups = make_groups(options.kernel, options.backend, options.dtype, options.sizes, backward=options.backward)
     path = options.out / f"{options.name}.csv"
     store = Store(path, settings, this_machine(settings.device), fresh=options.fresh)
