@@ -12,6 +12,7 @@ def add_commands(commands) -> None:
     """Adds the experiments to the commands of `sortattn`."""
     _add_capacity(commands)
     _add_recall(commands)
+    _add_mqar(commands)
 
 
 def _kernel_option(command, default: list[str]) -> None:
@@ -62,6 +63,37 @@ def _add_recall(commands) -> None:
     command.add_argument("--steps", type=count, default=120_000, help="at most, default: %(default)s")
     _training_options(command, "recall")
     command.set_defaults(work=_recall)
+
+
+MQAR_KERNELS = ["softmax", "add_laplace", "add_bump", "tri", "elu", "dpfp"]
+
+
+def _mqar(options: argparse.Namespace) -> int:
+    from .mqar.command import mqar
+
+    return mqar(options)
+
+
+def _add_mqar(commands) -> None:
+    command = commands.add_parser(
+        "mqar",
+        help="multi-query associative recall: accuracy against pairs and width for a small causal transformer",
+        description="The task of the Zoology benchmark, with any kernel in the attention. Interrupt it when you like; "
+        "the same command continues, with the same result.",
+    )
+    _kernel_option(command, MQAR_KERNELS)
+    command.add_argument("--pairs", type=count, nargs="+", default=[4, 8, 16, 32, 64], help="default: 4 8 16 32 64")
+    command.add_argument("--width", type=count, nargs="+", default=[32, 64, 128], help="default: 32 64 128")
+    command.add_argument(
+        "--rate", type=float, nargs="+", default=[1e-3, 3e-3, 1e-2], help="learning rates, default: 0.001 0.003 0.01"
+    )
+    command.add_argument("--heads", type=count, default=1, help="default: %(default)s")
+    command.add_argument("--vocabulary", type=count, default=8192, help="default: %(default)s")
+    command.add_argument("--batch", type=count, default=256, help="sequences in a step, default: %(default)s")
+    command.add_argument("--seeds", type=count, default=1, help="default: %(default)s")
+    command.add_argument("--steps", type=count, default=4000, help="default: %(default)s")
+    _training_options(command, "mqar")
+    command.set_defaults(work=_mqar)
 
 
 def _training_options(command, name: str) -> None:
