@@ -13,6 +13,7 @@ def add_commands(commands) -> None:
     _add_capacity(commands)
     _add_recall(commands)
     _add_mqar(commands)
+    _add_report(commands)
 
 
 def _kernel_option(command, default: list[str]) -> None:
@@ -94,6 +95,26 @@ def _add_mqar(commands) -> None:
     command.add_argument("--steps", type=count, default=4000, help="default: %(default)s")
     _training_options(command, "mqar")
     command.set_defaults(work=_mqar)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from .report.command import report
+
+    return report(options)
+
+
+def _add_report(commands) -> None:
+    command = commands.add_parser("report", help="all results on one HTML page that needs no network")
+    command.add_argument(
+        "--results",
+        type=Path,
+        nargs="+",
+        metavar="PLACE",
+        help="results files or folders of them, default: benchmarks/results and what the commands left here",
+    )
+    command.add_argument("--out", type=Path, default=Path("sortattn-report"), help="folder, default: %(default)s")
+    command.add_argument("--name", default="report", help="of the file: NAME.html, default: %(default)s")
+    command.set_defaults(work=_report)
 
 
 def _training_options(command, name: str) -> None:
