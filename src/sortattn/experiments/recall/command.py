@@ -127,7 +127,7 @@ def train(batch: Batch, most: int, records: Records[Row], checkpoint: Checkpoint
         advance(f"{label} loss {float(state['loss'].max()):.1e}", stride)
         checkpoint.offer({"tensors": state, "seconds": seconds})
     trainer.finish()
-    _add_rows(batch, most, records, state, seconds)
+    _add_rows(batch, records, state, seconds)
     checkpoint.remove()
     advance(label, most - done)
 
@@ -139,7 +139,7 @@ def _resume(batch: Batch, checkpoint: Checkpoint) -> tuple[dict, list[float]]:
     return {name: part.to(batch.device) for name, part in found["tensors"].items()}, found["seconds"]
 
 
-def _add_rows(batch: Batch, most: int, records: Records[Row], state: dict, seconds: Sequence[float]) -> None:
+def _add_rows(batch: Batch, records: Records[Row], state: dict, seconds: Sequence[float]) -> None:
     kernel = KERNELS[batch.kernel]
     columns = zip(*(state[name].tolist() for name in ("steps", "loss", "lowest")), seconds, strict=True)
     held = {(row.kernel, row.n, row.seed) for row in records.rows}

@@ -159,7 +159,7 @@ class Trainer:
             square.lerp_((scale * gradient).square(), 1 - BETA2)
             epsilon = TOKEN_EPSILON if name == "tokens" else MATRIX_EPSILON
             move = RATE * (mean / shrink1) / ((square / shrink2).sqrt() + epsilon)
-            state[name].sub_(torch.where(active, move, 0.0).to(mean.dtype))
+            state[name].sub_(torch.where(active, move, 0.0))
 
     def _capture(self) -> Callable[[], None]:
         """The replay of one step, recorded after a few that compile it and are undone."""
