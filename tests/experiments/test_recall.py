@@ -3,6 +3,7 @@
 import sys
 from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from sortattn.cli import main
 from sortattn.experiments.capacity import loss as dense_loss
 from sortattn.experiments.recall import command, training
-from sortattn.experiments.recall.command import Row, make_batches
+from sortattn.experiments.recall.command import Row, loss_table, make_batches
 from sortattn.experiments.recall.plot import draw
 from sortattn.experiments.recall.training import PARAMETERS, RATE, TARGET, Batch, Trainer, losses, start
 from sortattn.kernels import KERNELS
@@ -226,6 +227,13 @@ def test_without_matplotlib_the_rows_are_there_and_the_extra_is_named(whole, tmp
     write(tmp_path / "recall.csv", Row, rows_of(whole))
     assert main(["recall", "--smoke", "--threads", "1", "--out", str(tmp_path)]) == 0
     assert "pip install 'sortattn[bench]'" in capsys.readouterr().out
+
+
+def test_the_committed_run_keeps_its_bounds_and_the_document_shows_it():
+    root = Path(__file__).parents[2]
+    rows = read(root / "benchmarks" / "results" / "recall-cpu.csv", Row)
+    assert all(row.lowest_loss >= row.bound * (1 - 1e-4) for row in rows)
+    assert loss_table(rows, "markdown") in (root / "docs" / "experiments.md").read_text()
 
 
 def test_wrong_wishes_are_refused(tmp_path, capsys):

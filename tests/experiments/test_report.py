@@ -104,7 +104,7 @@ def test_links_lead_to_the_sections(outline):
 
 def test_every_result_has_its_place(outline):
     words = " ".join(outline.words)
-    for part in ("Kernels", "Speed beside softmax", "Machines and versions", "add_laplace"):
+    for part in ("Kernels", "Associative recall", "Speed beside softmax", "Machines and versions", "add_laplace"):
         assert part in words
     assert "Accuracy of the grid: grid-accuracy" in words
     for path in RESULTS.glob("*.csv"):
