@@ -1,5 +1,10 @@
 """Fixtures for all tests."""
 
+import signal
+import subprocess
+import sys
+import time
+
 import pytest
 import torch
 from hypothesis import settings
@@ -42,6 +47,31 @@ def threads():
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def interrupt():
+    """Runs `sortattn` with the arguments, sends SIGINT once `ready()` says so; returns exit code and standard error."""
+
+    def run(arguments, ready) -> tuple[int, str]:
+        # a shell's background job ignores the signal, and its children would too
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sortattn", *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
+        try:
+            deadline = time.monotonic() + 60
+            while not ready() and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.005)
+            assert process.poll() is None, process.stderr.read()
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+        return process.returncode, errors
+
+    return run
 
 
 # what the sorted backend does not reach (docs/numerics.md, "Known misses")

@@ -60,6 +60,7 @@ def test_the_wheel_is_pure_typed_and_holds_the_package_alone(tmp_path):
     tops = {name.split("/")[0] for name in names}
     assert tops == {"sortattn", f"sortattn-{sortattn.__version__}.dist-info"}
     assert "sortattn/py.typed" in names
+    assert "sortattn/bench/paper/rtx5090.csv" in names
     sources = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.py")}
     assert sources <= set(names)
     assert not [name for name in names if "__pycache__" in name]

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ._version import __version__
+from .arguments import count, seconds
 from .errors import CommandError
+from .experiments.commands import add_commands
 from .experiments.text.options import add_text
 from .table import STYLES
 
@@ -58,7 +60,22 @@ def _bench(options: argparse.Namespace) -> int:
     options.kernel = options.kernel or list(KERNELS_BY_DEFAULT)
     options.backend = options.backend or ["auto"]
     options.dtype = options.dtype or ["float32"]
+    _fill_shape(options)
     return bench(options)
+
+
+def _fill_shape(options: argparse.Namespace) -> None:
+    """What was not given: the shape and sizes of the paper's tables, of a smoke run, or of an ordinary run."""
+    shape, sizes, name = (1, 8, 64), SIZES, "bench"
+    if options.paper:
+        from .bench.paper.methods import CPU_SIZES, PAPER_SIZES
+
+        shape, sizes, name = (4, 12, 64), CPU_SIZES if options.device == "cpu" else PAPER_SIZES, "paper"
+    if options.smoke:
+        shape, sizes, options.memory, options.rounds = (1, 1, 8), (16, 32, 64), False, 3
+    for option, value in zip(("batch", "heads", "head_dim"), shape, strict=True):
+        setattr(options, option, getattr(options, option) or value)
+    options.sizes, options.name = options.sizes or list(sizes), options.name or name
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -77,7 +94,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_bench(commands)
     _add_doctor(commands)
-    add_text(commands, _count)
+    add_commands(commands)
+    add_text(commands, count)
     return parser
 
 
@@ -96,7 +114,7 @@ def _add_demo(commands) -> None:
 
 def _add_sizes(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "-n", "--sizes", type=_count, nargs="+", default=list(SIZES), metavar="N", help="default: 512, 1024 ... 16384"
+        "-n", "--sizes", type=count, nargs="+", default=list(SIZES), metavar="N", help="default: 512, 1024 ... 16384"
     )
 
 
@@ -113,20 +131,27 @@ def _add_bench(commands) -> None:
     )
     what.add_argument("--backend", action="append", metavar="NAME", help="may be repeated, default: auto")
     what.add_argument("--dtype", action="append", metavar="NAME", help="may be repeated, default: float32")
-    _add_sizes(what)
+    what.add_argument("-n", "--sizes", type=count, nargs="+", metavar="N", help="default: 512, 1024 ... 16384")
     what.add_argument("--backward", action="store_true", help="forward and backward too, not only forward")
     what.add_argument("--causal", action="store_true", help="a query sees only the keys up to its own place")
-    what.add_argument("--batch", type=_count, default=1, metavar="B", help="default: %(default)s")
-    what.add_argument("--heads", type=_count, default=8, metavar="H", help="default: %(default)s")
-    what.add_argument("--head-dim", type=_count, default=64, metavar="D", help="default: %(default)s")
-    what.add_argument("--value-dim", type=_count, metavar="C", help="default: the same as --head-dim")
+    what.add_argument("--batch", type=count, metavar="B", help="default: 1")
+    what.add_argument("--heads", type=count, metavar="H", help="default: 8")
+    what.add_argument("--head-dim", type=count, metavar="D", help="default: 64")
+    what.add_argument("--value-dim", type=count, metavar="C", help="default: the same as --head-dim")
+    what.add_argument(
+        "--paper",
+        action="store_true",
+        help="the paper's Tables 2 and 5 instead, with all methods that this machine has, beside the paper's figures; "
+        "default: B=4, H=12, N=128 ... 131072 (CPU: 4096), name: paper",
+    )
+    what.add_argument("--smoke", action="store_true", help="sizes that take seconds, to see that all works")
     how = bench.add_argument_group("how")
     how.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    how.add_argument("--threads", type=_count, help="CPU threads, default: as torch chooses")
-    how.add_argument("--rounds", type=_count, default=15, help="most rounds, default: %(default)s")
+    how.add_argument("--threads", type=count, help="CPU threads, default: as torch chooses")
+    how.add_argument("--rounds", type=count, default=15, help="most rounds, default: %(default)s")
     how.add_argument(
         "--budget",
-        type=_seconds,
+        type=seconds,
         default=20.0,
         metavar="SECONDS",
         help="begin no further round of a size after this long, if three are done; default: %(default)s",
@@ -134,7 +159,7 @@ def _add_bench(commands) -> None:
     how.add_argument("--no-memory", dest="memory", action="store_false", help="time only; memory takes a while")
     where = bench.add_argument_group("where it goes")
     where.add_argument("--out", type=Path, default=Path("sortattn-bench"), help="folder, default: %(default)s")
-    where.add_argument("--name", default="bench", help="of the files: NAME.csv and NAME.png, default: %(default)s")
+    where.add_argument("--name", help="of the files: NAME.csv and NAME.png, default: bench")
     where.add_argument("--fresh", action="store_true", help="replace the file instead of continuing it")
     bench.set_defaults(work=_bench)
 
@@ -144,19 +169,3 @@ def _add_doctor(commands) -> None:
     doctor.add_argument("--costs", action="store_true", help="print the cost model by which `auto` chooses")
     doctor.add_argument("--clear-cache", action="store_true", help="remove the compiled kernels")
     doctor.set_defaults(work=_doctor)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number of seconds, got {text!r}")
-    return seconds

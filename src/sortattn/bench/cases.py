@@ -1,6 +1,7 @@
 """What a benchmark measures: the settings of a run, and its cases."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 
 import torch
@@ -13,6 +14,8 @@ BOTH = "forward+backward"
 
 # torch's own scaled_dot_product_attention, which every kernel is compared with
 SOFTMAX = ("softmax", "sdpa")
+# the ways torch has to compute it, by the names of `torch.nn.attention.SDPBackend`; `sdpa` is torch's own choice
+SDPA_BACKENDS = {"sdpa": None, "mem_eff": "EFFICIENT_ATTENTION", "flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,9 @@ def make_call(case: Case, settings: Settings, inputs: tuple[Tensor, Tensor, Tens
     """What is timed: one forward pass, or one forward and one backward pass with all three gradients."""
 
     def forward() -> Tensor:
-        if case.is_softmax:
-            return torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=settings.causal)
+        if case.kernel == SOFTMAX[0] and case.backend in SDPA_BACKENDS:
+            with _only(case.backend):
+                return torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=settings.causal)
         return kernel_attention(*inputs, case.kernel, is_causal=settings.causal, backend=case.backend)
 
     if case.passes == FORWARD:
@@ -97,6 +101,16 @@ def make_call(case: Case, settings: Settings, inputs: tuple[Tensor, Tensor, Tens
     size = (settings.batch, settings.heads, case.n, settings.value_dim)
     cotangent = torch.ones(size, device=settings.device, dtype=getattr(torch, case.dtype))
     return lambda: _discard(torch.autograd.grad(forward(), inputs, cotangent))
+
+
+def _only(backend: str):
+    """A context in which SDPA takes this backend or raises."""
+    name = SDPA_BACKENDS[backend]
+    if name is None:
+        return nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(getattr(SDPBackend, name))
 
 
 def _discard(result: object) -> None:

@@ -32,9 +32,13 @@ def bench(options: Namespace) -> int:
         head_dim=options.head_dim,
         value_dim=options.value_dim or options.head_dim,
         causal=options.causal,
-        device=check_device(options.device),
+        device=usable_device(options.device),
         threads=use_threads(options.threads),
     )
+    if options.paper:
+        from .paper.command import paper
+
+        return paper(options, settings)
     groups = make_groups(options.kernel, options.backend, options.dtype, options.sizes, backward=options.backward)
     path = options.out / f"{options.name}.csv"
     store = Store(path, settings, this_machine(settings.device), fresh=options.fresh)
@@ -86,14 +90,14 @@ def show(rows: Sequence[Row], path: Path, cases: Sequence) -> None:
 
 
 def check_names(option: str, given: Sequence[str], known: Sequence[str]) -> None:
-    """CommandError if one of the names is not known."""
+    """CommandError if a name is not among those that are known."""
     for name in given:
         if name not in known:
             raise CommandError(f"unknown {option} {name!r}, expected one of {', '.join(known)}")
 
 
-def check_device(name: str) -> str:
-    """The name of a device that is there; CommandError otherwise."""
+def usable_device(name: str) -> str:
+    """The name itself; CommandError if torch has no such device here."""
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -21,15 +21,20 @@ def save_plot(rows: Sequence[Row], path: Path) -> None:
     draw(rows).savefig(path)
 
 
-def draw(rows: Sequence[Row]):
-    """The matplotlib figure, one panel for each pass and type; CommandError where matplotlib is not installed."""
+def new_figure(width: float, height: float):
+    """An empty matplotlib figure; CommandError where matplotlib is not installed."""
     try:
         # the figure alone: pyplot would look for a screen
         from matplotlib.figure import Figure
     except ImportError as error:
         raise CommandError("a plot needs matplotlib: pip install 'sortattn[bench]'") from error
+    return Figure(figsize=(width, height), dpi=150, layout="constrained")
+
+
+def draw(rows: Sequence[Row]):
+    """The matplotlib figure, one panel for each pass and type; CommandError where matplotlib is not installed."""
     found = panels(rows)
-    figure = Figure(figsize=(5.4 * len(found), 4.6), dpi=150, layout="constrained")
+    figure = new_figure(5.4 * len(found), 4.6)
     places = figure.subplots(1, len(found), squeeze=False)[0]
     for axes, ((passes, dtype), panel) in zip(places, found.items(), strict=True):
         _draw_panel(axes, f"{passes}, {dtype}", panel)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ...bench.command import check_device, check_names
+from ...bench.command import check_names, usable_device
 from ...bench.machine import now
 from ...bench.progress import progress
 from ...bench.run import use_threads
@@ -116,7 +116,7 @@ def evaluate_text(options: Namespace) -> int:
         check_names("kernel", [options.kernel], list(KERNELS))
     if options.smoke:
         options.limit, options.lengths = 4, [64]
-    device = check_device(options.device)
+    device = usable_device(options.device)
     use_threads(options.threads)
     results = Results(options.out / "results.csv", fresh=options.fresh)
     asked = list(_tasks(options))
@@ -142,7 +142,7 @@ def pareto_text(options: Namespace) -> int:
     kernels, backends = options.kernel or list(KERNELS), options.backend or ["auto"]
     check_names("kernel", kernels, list(KERNELS))
     check_names("backend", backends, NAMES)
-    device = check_device(options.device)
+    device = usable_device(options.device)
     use_threads(options.threads)
     lengths = [64] if options.smoke else sorted(set(options.lengths))
     path, source = options.out / "pareto.csv", options.results or options.out / "results.csv"
@@ -240,4 +240,4 @@ def _show(report: Report) -> None:
 
 def _own_device(name: str) -> str:
     """The device of this process, of several on one machine."""
-    return check_device(f"cuda:{os.environ['LOCAL_RANK']}" if name == "cuda" and "LOCAL_RANK" in os.environ else name)
+    return usable_device(f"cuda:{os.environ['LOCAL_RANK']}" if name == "cuda" and "LOCAL_RANK" in os.environ else name)

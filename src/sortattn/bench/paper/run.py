@@ -1,0 +1,112 @@
+"""Measures as the paper does: the mean and standard deviation of 10 runs after 5 warm-ups, one method at a time."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import mean, pstdev
+
+from ...records import Records
+from ..cases import Case, Settings, make_call, make_inputs
+from ..machine import now
+from ..measure import sample
+from ..memory import extra_bytes
+from ..progress import Advance
+from ..run import FAILURES
+from .methods import PASSES, Method
+
+WARM_UPS, RUNS = 5, 10
+# a method with slower calls than this is not measured at larger sizes
+PATIENCE_MS = 30_000.0
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """One cell of a table: milliseconds per call, and the peak memory beyond the inputs (None if not measured)."""
+
+    kernel: str
+    method: str
+    backend: str
+    dtype: str
+    passes: str
+    n: int
+    mean_ms: float
+    std_ms: float
+    runs: int
+    warm_ups: int
+    memory_bytes: int | None
+    batch: int
+    heads: int
+    head_dim: int
+    value_dim: int
+    causal: bool
+    device: str
+    threads: int
+    machine: str
+    cpu: str
+    accelerator: str
+    python: str
+    torch: str
+    numba: str
+    sortattn: str
+    date: str
+
+    @property
+    def case(self) -> Case:
+        return Case(self.kernel, self.backend, self.dtype, self.passes, self.n)
+
+
+def wanted(methods: Sequence[Method], sizes: Sequence[int]) -> list[tuple[Method, Case]]:
+    """All cells, table by table and small sizes first."""
+    return [(one, one.case(passes, n)) for passes in PASSES for n in sorted(set(sizes)) for one in methods]
+
+
+def run(
+    cells: Sequence[tuple[Method, Case]],
+    settings: Settings,
+    records: Records[PaperRow],
+    *,
+    memory: bool,
+    advance: Advance,
+) -> list[str]:
+    """Measures the cells that `records` does not hold; returns why some were left out."""
+    done = {row.case: row for row in records.rows}
+    given_up: dict[Case, str] = {}
+    for method, case in cells:
+        label = f"{case.passes} N={case.n:,} {method.kernel} {method.name}"
+        if case in done or case.at(0) in given_up:
+            advance(label, 0 if case in done else 1)
+            continue
+        try:
+            advance(label, 0)
+            samples = timings(make_call(case, settings, make_inputs(case, settings)), settings.device)
+            extra = extra_bytes(case, settings) if memory else None
+        except FAILURES as error:
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            given_up[case.at(0)] = f"{label} failed, larger sizes were not tried: {first}"
+        else:
+            records.add(_row(method, case, samples, extra, records))
+            if mean(samples) > PATIENCE_MS:
+                given_up[case.at(0)] = f"{label} took {mean(samples) / 1e3:.0f} s a call, larger sizes were not tried"
+        advance(label, 1)
+    return list(given_up.values())
+
+
+def timings(call: Callable[[], None], device: str) -> list[float]:
+    """The milliseconds of each of the runs after the warm-ups."""
+    return [sample(call, 1, device) for _ in range(WARM_UPS + RUNS)][WARM_UPS:]
+
+
+def _row(
+    method: Method, case: Case, samples: Sequence[float], extra: int | None, records: Records[PaperRow]
+) -> PaperRow:
+    average, spread = (float(f"{number:.5g}") for number in (mean(samples), pstdev(samples)))
+    return PaperRow(
+        **asdict(case),
+        method=method.name,
+        mean_ms=average,
+        std_ms=spread,
+        runs=len(samples),
+        warm_ups=WARM_UPS,
+        memory_bytes=extra,
+        date=now(),
+        **records.common,
+    )

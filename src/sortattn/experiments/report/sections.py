@@ -1,0 +1,121 @@
+"""What each kind of results file shows on the page. A file is known by its columns."""
+
+import csv
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ...bench import plot as bench_plot
+from ...bench import store, summary
+from ...bench.machine import Machine
+from ...bench.paper import plot as paper_plot
+from ...bench.paper import tables as paper_tables
+from ...bench.paper.run import PaperRow
+from ...errors import CommandError
+from ...overview import kernel_table
+from ...records import columns, read
+from ...table import render
+from ..mqar import command as mqar
+from ..mqar import plot as mqar_plot
+from ..recall import command as recall
+from ..recall import plot as recall_plot
+from .page import Section
+
+# what is shown of a file of an unknown kind
+MOST_ROWS = 200
+
+
+def kernels() -> Section:
+    """The paper's Table 1."""
+    section = Section("Kernels")
+    section.note("The paper's Table 1, with the default bandwidths; for additive kernels the formula of one dimension.")
+    section.table(kernel_table("csv"))
+    return section
+
+
+def _recall(section: Section, rows: Sequence[recall.Row]) -> None:
+    section.note(recall.conditions(rows))
+    _draw(section, lambda: recall_plot.draw(rows, recall.conditions(rows)), "loss against N for every kernel")
+    section.table(recall.loss_table(rows, "csv"), "Lowest |A - Id|² over seeds and steps")
+
+
+def _mqar(section: Section, rows: Sequence[mqar.Row]) -> None:
+    section.note(mqar.conditions(rows))
+    _draw(section, lambda: mqar_plot.draw(rows, mqar.conditions(rows)), "accuracy against pairs for every kernel")
+    section.table(mqar.accuracy_table(rows, "csv"))
+
+
+def _paper(section: Section, rows: Sequence[PaperRow]) -> None:
+    section.note(paper_tables.conditions(rows))
+    _draw(section, lambda: paper_plot.draw(rows), "time against N, here and in the paper")
+    *found, (_, source) = paper_tables.blocks(rows, "csv")
+    for heading, body in found:
+        section.table(body, heading)
+    section.note(f"The paper's figures: {source}")
+
+
+def _bench(section: Section, rows: Sequence[store.Row]) -> None:
+    section.note(summary.conditions(rows))
+    _draw(section, lambda: bench_plot.draw(rows), "time against N beside softmax")
+    for (passes, dtype), panel in summary.panels(rows).items():
+        section.table(summary.time_table(panel, "csv"), f"{passes}, {dtype} (in brackets: times as fast as softmax)")
+        section.note("; ".join(f"{name} {text}" for name, text in summary.crossovers(panel).items()))
+        memory = summary.memory_table(panel, "csv")
+        if memory:
+            section.table(memory, f"{passes}, {dtype}: peak memory beyond the inputs, as a multiple of them")
+
+
+Fill = Callable[[Section, Sequence], None]
+# kind of row -> title, and what fills the section; in the order of the page
+KINDS: dict[type, tuple[str, Fill]] = {
+    recall.Row: ("Associative recall", _recall),
+    mqar.Row: ("Multi-query associative recall", _mqar),
+    PaperRow: ("The paper's speed tables", _paper),
+    store.Row: ("Speed beside softmax", _bench),
+}
+
+
+def of_file(path: Path) -> tuple[int, Section]:
+    """The section of a file, and where it stands on the page; unknown kinds come last, accuracy of the grid before."""
+    heading = tuple(next(csv.reader(path.read_text().splitlines()), ()))
+    for place, (kind, (title, fill)) in enumerate(KINDS.items()):
+        if heading == columns(kind):
+            rows = read(path, kind)
+            section = Section(f"{title}: {path.stem}")
+            section.note(f"From {path.name}")
+            if rows:
+                fill(section, rows)
+            return place, section
+    if "grid" in path.stem:
+        section = Section(f"Accuracy of the grid: {path.stem}")
+        section.note(f"From {path.name}")
+        section.table(_head(path))
+        return len(KINDS), section
+    section, inner = Section(f"Notes: {path.stem}"), Section("")
+    inner.table(_head(path))
+    section.folded(f"Rows of {path.name}", inner)
+    return len(KINDS) + 1, section
+
+
+def machines(paths: Sequence[Path]) -> Section:
+    """Where and with which versions the results were made, as far as the files tell."""
+    names = columns(Machine)
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for path in paths:
+        for row in csv.DictReader(path.read_text().splitlines()):
+            if names[0] in row and names[-1] in row:
+                files = lines.setdefault(tuple(row[name] for name in names), [])
+                files += [path.name] if path.name not in files else []
+    section = Section("Machines and versions")
+    section.table(render([*names, "files"], [[*line, ", ".join(files)] for line, files in lines.items()], "csv"))
+    return section
+
+
+def _head(path: Path) -> str:
+    return "\n".join(path.read_text().splitlines()[: MOST_ROWS + 1])
+
+
+def _draw(section: Section, make: Callable[[], object], text: str) -> None:
+    try:
+        section.picture(make(), text)
+    except CommandError as error:
+        section.note(f"No picture: {error}")

@@ -1,0 +1,244 @@
+"""The training of section 4.1, and the command around it."""
+
+import sys
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sortattn.cli import main
+from sortattn.experiments.capacity import loss as dense_loss
+from sortattn.experiments.recall import command, training
+from sortattn.experiments.recall.command import Row, loss_table, make_batches
+from sortattn.experiments.recall.plot import draw
+from sortattn.experiments.recall.training import PARAMETERS, RATE, TARGET, Batch, Trainer, losses, start
+from sortattn.kernels import KERNELS
+from sortattn.records import read, write
+
+every_kernel = pytest.mark.parametrize("name", KERNELS)
+
+
+def rows_of(folder):
+    return read(folder / "recall.csv", Row)
+
+
+def without_time(rows):
+    return [replace(row, seconds=0.0, date="") for row in rows]
+
+
+# training
+
+
+@pytest.mark.parametrize("side_by_side", [False, True])
+@every_kernel
+def test_the_loss_is_that_of_the_attention_matrix_and_padding_does_not_count(name, side_by_side):
+    batch = Batch(name, (5, 8), 2, 3, "cpu")
+    state = start(batch)
+    generator = torch.Generator().manual_seed(1)
+    for part in ("query_map", "key_map"):
+        state[part] += 0.3 * torch.randn(state[part].shape, generator=generator)
+    # whatever stands in the padding
+    state["tokens"][:2, 5:] = 7.0
+    found = losses(KERNELS[name], *(state[part] for part in PARAMETERS), batch.counts, side_by_side=side_by_side)
+    for index, (size, _) in enumerate(batch.runs):
+        tokens = state["tokens"][index, :size].double()
+        query, key = (tokens @ state[part][index].double().T for part in ("query_map", "key_map"))
+        assert float(found[index]) == pytest.approx(dense_loss(KERNELS[name], query, key), rel=1e-4)
+
+
+@every_kernel
+def test_a_padded_run_trains_like_one_alone(name):
+    together, alone = Batch(name, (4, 7), 1, 3, "cpu"), Batch(name, (4,), 1, 3, "cpu")
+    states = [start(batch) for batch in (together, alone)]
+    for batch, state in zip((together, alone), states, strict=True):
+        Trainer(batch, state).advance(5)
+    assert torch.isfinite(states[0]["tokens"]).all()
+    torch.testing.assert_close(states[0]["tokens"][:1, :4], states[1]["tokens"], rtol=1e-3, atol=1e-3)
+
+
+def test_a_step_is_torchs_adam():
+    batch = Batch("gauss", (6,), 1, 4, "cpu")
+    state = start(batch)
+    twins = [state[name].clone().requires_grad_() for name in PARAMETERS]
+    groups = [{"params": twins[:1], "eps": 1e-4}, {"params": twins[1:], "eps": 1e-3}]
+    optimizer = torch.optim.Adam(groups, lr=RATE)
+    for _ in range(10):
+        optimizer.zero_grad()
+        (losses(KERNELS["gauss"], *twins, None).sum() / 6).backward()
+        torch.nn.utils.clip_grad_norm_(twins, 2.0)
+        optimizer.step()
+    Trainer(batch, state).advance(10)
+    for name, twin in zip(PARAMETERS, twins, strict=True):
+        torch.testing.assert_close(state[name], twin.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_it_starts_from_normal_tokens_that_are_the_same_for_every_kernel_and_from_identities():
+    one, two = (start(Batch(name, (50,), 2, 8, "cpu")) for name in ("relu", "gauss"))
+    assert torch.equal(one["tokens"], two["tokens"])
+    assert not torch.equal(one["tokens"][0], one["tokens"][1])
+    assert one["tokens"].std() == pytest.approx(1, abs=0.1)
+    assert torch.equal(one["query_map"][1], torch.eye(8))
+    assert torch.equal(one["key_map"][0], torch.eye(8))
+
+
+def test_a_run_below_the_target_stands_still_while_the_others_go_on(monkeypatch):
+    batch = Batch("gauss", (4,), 2, 4, "cpu")
+    state = start(batch)
+    # farther apart, so with a lower loss, but not without a gradient
+    state["tokens"][0] *= 1.5
+    low, high = losses(KERNELS["gauss"], *(state[name] for name in PARAMETERS)).tolist()
+    monkeypatch.setattr(training, "TARGET", (low + high) / 2)
+    before = state["tokens"].clone()
+    Trainer(batch, state).advance(3)
+    assert state["active"].tolist() == [False, True]
+    assert state["steps"].tolist() == [0, 3]
+    assert float(state["loss"][0]) == pytest.approx(low)
+    assert torch.equal(state["tokens"][0], before[0])
+    assert not torch.equal(state["tokens"][1], before[1])
+
+
+def test_gpus_train_lengths_up_to_a_factor_of_two_together_and_finished_ones_are_left_out(tmp_path):
+    options = Namespace(kernel=["relu"], sizes=[20, 40, 60, 64, 100, 120, 600], seeds=1, head_dim=4, device="cuda")
+    assert [batch.sizes for batch in make_batches(options, [])] == [(20,), (40, 60, 64), (100, 120), (600,)]
+    options.device = "cpu"
+    done = [Namespace(kernel="relu", n=40, seed=0)]
+    assert [batch.sizes for batch in make_batches(options, done)] == [(20,), (60,), (64,), (100,), (120,), (600,)]
+
+
+# the command
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder that an undisturbed smoke run leaves."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert main(["recall", "--smoke", "--threads", "1", "--out", str(folder)]) == 0
+    return folder
+
+
+def test_the_smoke_run_leaves_rows_and_a_figure_and_shows_the_capacity(whole):
+    rows = rows_of(whole)
+    assert [(row.kernel, row.n, row.seed) for row in rows] == [
+        (kernel, n, seed) for kernel in ("add_bump", "relu") for n in (3, 6, 9) for seed in (0, 1)
+    ]
+    assert (whole / "recall.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in whole.iterdir()) == ["recall.csv", "recall.png"]
+    for row in rows:
+        assert row.lowest_loss <= row.final_loss
+        assert row.lowest_loss >= row.bound * (1 - 1e-4)
+        assert (row.final_loss < TARGET) or row.steps == 200
+    # capacity infinite, and at most D = 4
+    assert all(row.lowest_loss < TARGET for row in rows if row.kernel == "add_bump")
+    assert {(row.n, row.bound) for row in rows if row.kernel == "relu"} == {(3, 0.0), (6, 2.0), (9, 5.0)}
+
+
+def test_an_interrupted_run_ends_with_130_and_continues_to_bitwise_the_same_rows(whole, tmp_path, interrupt):
+    arguments = ["recall", "--smoke", "--threads", "1", "--out", str(tmp_path)]
+    code, errors = interrupt(arguments, lambda: any(tmp_path.glob("recall.*.checkpoint")))
+    assert code == 130
+    assert "the same command continues" in errors
+    assert len(rows_of(tmp_path) if (tmp_path / "recall.csv").exists() else []) < 12
+    assert main(arguments) == 0
+    assert without_time(rows_of(tmp_path)) == without_time(rows_of(whole))
+    assert not list(tmp_path.glob("*.checkpoint"))
+
+
+@pytest.mark.parametrize("stop", [20, 40, 100])
+def test_a_stop_at_any_stride_changes_no_bit(whole, tmp_path, stop, monkeypatch):
+    honest = command.Trainer.advance
+
+    def stopping(self, steps):
+        if int(self.state["time"]) == stop:
+            raise KeyboardInterrupt
+        honest(self, steps)
+
+    arguments = ["recall", "--smoke", "--threads", "1", "--out", str(tmp_path)]
+    monkeypatch.setattr(command.Trainer, "advance", stopping)
+    assert main(arguments) == 130
+    assert list(tmp_path.glob("recall.*.checkpoint"))
+    monkeypatch.undo()
+    starts = []
+    monkeypatch.setattr(command, "start", lambda batch: starts.append(batch) or start(batch))
+    assert main(arguments) == 0
+    assert without_time(rows_of(tmp_path)) == without_time(rows_of(whole))
+    # the batch that was stopped went on from its checkpoint
+    assert len(starts) < 6
+
+
+def test_a_finished_run_trains_nothing_again_unless_fresh(whole, monkeypatch, capsys):
+    monkeypatch.setattr(command, "train", lambda *args: pytest.fail("trained again"))
+    assert main(["recall", "--smoke", "--threads", "1", "--out", str(whole)]) == 0
+    assert "N=9" in capsys.readouterr().out
+    with pytest.raises(pytest.fail.Exception):
+        main(["recall", "--smoke", "--threads", "1", "--out", str(whole), "--fresh"])
+
+
+@pytest.mark.parametrize("content", [b"", b"no checkpoint", None], ids=["empty", "text", "another-plan"])
+def test_a_checkpoint_that_does_not_fit_is_refused_and_named(tmp_path, capsys, content):
+    path = tmp_path / "recall.add_bump-3.checkpoint"
+    if content is None:
+        torch.save({"plan": {"kernel": "add_bump", "sizes": [3], "seeds": 9}, "state": {}}, path)
+    else:
+        path.write_bytes(content)
+    arguments = ["recall", "--smoke", "--threads", "1", "--out", str(tmp_path)]
+    assert main(arguments) == 2
+    message = capsys.readouterr().err
+    assert path.name in message
+    assert "--fresh" in message
+    if content is None:
+        assert "seeds=9, this one has seeds=2" in message
+        assert main([*arguments, "--fresh"]) == 0
+
+
+def test_a_checkpoint_runs_no_code(tmp_path, capsys):
+    class Trap:
+        def __reduce__(self):
+            return (pytest.fail, ("code was run",))
+
+    torch.save({"plan": Trap(), "state": {}}, tmp_path / "recall.add_bump-3.checkpoint")
+    assert main(["recall", "--smoke", "--threads", "1", "--out", str(tmp_path)]) == 2
+    assert "is no checkpoint" in capsys.readouterr().err
+
+
+def test_a_loss_below_its_bound_is_an_error(whole, tmp_path, capsys):
+    rows = rows_of(whole)
+    low = replace(rows[-1], lowest_loss=rows[-1].bound * 0.99)
+    write(tmp_path / "recall.csv", Row, [*rows[:-1], low])
+    assert main(["recall", "--smoke", "--threads", "1", "--out", str(tmp_path)]) == 1
+    assert "below its bound 5.0" in capsys.readouterr().err
+
+
+def test_the_figure_shows_the_best_seed_the_bounds_and_the_capacities(whole):
+    rows = rows_of(whole)
+    (axes,) = draw(rows, "conditions").axes
+    lines = {line.get_label(): list(line.get_ydata()) for line in axes.get_lines()}
+    best = [min(row.lowest_loss for row in rows if (row.kernel, row.n) == ("relu", n)) for n in (3, 6, 9)]
+    assert lines["relu (1)"] == [max(TARGET, loss) for loss in best]
+    assert "add_bump (1.5)" in lines
+    assert [2.0, 5.0] in [list(line.get_ydata()) for line in axes.get_lines()]
+    assert [4.0, 4.0] in [list(line.get_xdata()) for line in axes.get_lines()]
+    assert axes.get_yscale() == "log"
+
+
+def test_without_matplotlib_the_rows_are_there_and_the_extra_is_named(whole, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    write(tmp_path / "recall.csv", Row, rows_of(whole))
+    assert main(["recall", "--smoke", "--threads", "1", "--out", str(tmp_path)]) == 0
+    assert "pip install 'sortattn[bench]'" in capsys.readouterr().out
+
+
+def test_the_committed_run_keeps_its_bounds_and_the_document_shows_it():
+    root = Path(__file__).parents[2]
+    rows = read(root / "benchmarks" / "results" / "recall-cpu.csv", Row)
+    assert all(row.lowest_loss >= row.bound * (1 - 1e-4) for row in rows)
+    assert loss_table(rows, "markdown") in (root / "docs" / "experiments.md").read_text()
+
+
+def test_wrong_wishes_are_refused(tmp_path, capsys):
+    assert main(["recall", "--kernel", "sofmax", "--out", str(tmp_path)]) == 2
+    assert "unknown kernel 'sofmax'" in capsys.readouterr().err
+    assert main(["recall", "--device", "toaster", "--out", str(tmp_path)]) == 2
+    assert "unknown device 'toaster'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

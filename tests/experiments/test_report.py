@@ -1,0 +1,164 @@
+"""The report page: its structure, since no browser comes with the test setup; with one on PATH a screenshot, too."""
+
+import base64
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from sortattn.cli import main
+from sortattn.experiments.report.page import Section, page
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+VOID = {"meta", "img", "br", "hr", "link", "input"}
+
+
+class Outline(HTMLParser):
+    """Every tag with its attributes; complains about tags that are not closed in turn."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.words = [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory):
+    """The page of the committed results and of a file with accuracies of a grid."""
+    folder = tmp_path_factory.mktemp("report")
+    (folder / "grid-accuracy.csv").write_text("kernel,G,error\nadd_bump,64,<b>&0.001\n")
+    places = [str(RESULTS), str(folder / "grid-accuracy.csv")]
+    assert main(["report", "--results", *places, "--out", str(folder)]) == 0
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def outline(committed):
+    return Outline(committed.read_text(encoding="utf-8"))
+
+
+def test_the_page_is_well_formed_and_reads_on_phones_in_light_and_dark(committed, outline):
+    text = committed.read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>")
+    metas = outline.all("meta")
+    assert {"charset": "utf-8"} in metas
+    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in metas
+    assert {"name": "color-scheme", "content": "light dark"} in metas
+    assert "prefers-color-scheme: dark" in text
+    # every table scrolls in a box of its own
+    assert text.count("<table>") == text.count('<div class="scroll" tabindex="0"><table>') > 5
+    assert len(outline.all("html")) == len(outline.all("h1")) == 1
+
+
+def test_the_page_needs_nothing_from_outside(committed, outline):
+    assert not {"script", "link", "iframe", "object", "base"} & {tag for tag, _ in outline.tags}
+    references = [
+        value for _, attributes in outline.tags for name, value in attributes.items() if name in ("src", "href")
+    ]
+    assert references
+    assert all(value.startswith(("data:image/svg+xml;base64,", "#part-")) for value in references)
+    style = re.search(r"<style>(.*?)</style>", committed.read_text(encoding="utf-8"), re.DOTALL)[1]
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+def test_pictures_are_drawings_with_a_description_and_without_references_of_their_own(outline):
+    pictures = outline.all("img")
+    assert pictures
+    for picture in pictures:
+        assert picture["alt"]
+        drawing = base64.b64decode(picture["src"].partition(",")[2])
+        for element in ElementTree.fromstring(drawing).iter():
+            for name, value in element.attrib.items():
+                if name.endswith("href"):
+                    assert value.startswith("#")
+
+
+def test_links_lead_to_the_sections(outline):
+    targets = {f"#{attributes['id']}" for attributes in outline.all("section")}
+    assert {attributes["href"] for attributes in outline.all("a")} == targets
+
+
+def test_every_result_has_its_place(outline):
+    words = " ".join(outline.words)
+    for part in ("Kernels", "Associative recall", "Speed beside softmax", "Machines and versions", "add_laplace"):
+        assert part in words
+    assert "Accuracy of the grid: grid-accuracy" in words
+    for path in RESULTS.glob("*.csv"):
+        assert path.name in words
+    # text of a file is text on the page
+    assert "<b>&0.001" in words
+
+
+def test_the_same_rows_give_the_same_page(committed, tmp_path):
+    places = [str(RESULTS), str(committed.with_name("grid-accuracy.csv"))]
+    assert main(["report", "--results", *places, "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "report.html").read_bytes() == committed.read_bytes()
+
+
+def test_results_that_the_commands_left_here_are_found(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report"]) == 0
+    assert "the page has the kernels only" in capsys.readouterr().out
+    (tmp_path / "sortattn-bench").mkdir()
+    shutil.copy(RESULTS / "cpu.csv", tmp_path / "sortattn-bench")
+    assert main(["report"]) == 0
+    assert "sortattn-bench/cpu.csv" in capsys.readouterr().out.replace("\\", "/")
+    assert "Speed beside softmax: cpu" in (tmp_path / "sortattn-report" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_place_that_is_not_there_is_refused(tmp_path, capsys):
+    assert main(["report", "--results", str(tmp_path / "nowhere"), "--out", str(tmp_path)]) == 2
+    assert "is not there; expected a results file or a folder" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_matplotlib_tables_remain_and_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["report", "--results", str(RESULTS / "cpu.csv"), "--out", str(tmp_path)]) == 0
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<img" not in text
+    assert "sortattn[bench]" in text
+    assert "add_riesz [ms]" in text
+
+
+def test_words_are_escaped():
+    section = Section("<a & b>")
+    section.note("<script>alert(1)</script>")
+    section.table('x,"<y>"\n"1 < 2",\'"\'', "3 > 2")
+    text = page("<t>", [section])
+    assert "<script>" not in text
+    assert "&lt;a &amp; b&gt;" in text
+    assert "1 &lt; 2" in text
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs a Chromium on PATH")
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_browser_shows_it(committed, tmp_path, width):
+    picture = tmp_path / "screen.png"
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},1600", f"--screenshot={picture}"]
+    subprocess.run([BROWSER, *options, committed.as_uri()], check=True, capture_output=True, timeout=120)
+    assert picture.stat().st_size > 10_000
