@@ -186,6 +186,10 @@ class SidedKernel(Kernel):
         """The separable part: `(row (..., M), column (..., N))`, or None if there is none."""
         return None
 
+    def offsets(self, query: Tensor, key: Tensor, bandwidth: float | Tensor) -> tuple[Tensor, Tensor] | None:
+        """What `gram` adds to the sums of `univariate`: `(row (..., M), column (..., N))`, or None for nothing."""
+        return None
+
     def gram(self, query, key, bandwidth):
         total = 0.0
         for dim in range(query.shape[-1]):
@@ -205,6 +209,10 @@ class AddRiesz(SidedKernel):
     def gram(self, query, key, bandwidth):
         norms = query.abs().sum(-1)[..., :, None] + key.abs().sum(-1)[..., None, :]
         return norms / bandwidth + super().gram(query, key, bandwidth) + RIESZ_EPSILON * query.shape[-1]
+
+    def offsets(self, query, key, bandwidth):
+        scale = bandwidth[..., 0] if isinstance(bandwidth, Tensor) else bandwidth
+        return query.abs().sum(-1) / scale + RIESZ_EPSILON * query.shape[-1], key.abs().sum(-1) / scale
 
     def terms(self):
         # -|u| = u - 2 max(u, 0), and u = s - t is separable
@@ -307,6 +315,8 @@ class Spline(SidedKernel):
         if len(self.jumps) != count:
             raise ValueError(f"jumps must have one entry per node ({count}), got {len(self.jumps)}")
         self._compact = self._vanishes_outside()
+        # known here, since a tensor's numbers cannot be looked at where a compiler traces
+        self.continuous = not self.jumps.requires_grad and not bool(self.jumps.any())
 
     def _vanishes_outside(self) -> bool:
         if any(part.requires_grad for part in (self.slopes, self.jumps, self.offset)):
