@@ -1,9 +1,10 @@
 """Exact kernel attention in quasi linear time."""
 
 from ._version import __version__
-from .attention import gram, kernel_attention, kernel_sum
+from .attention import gram, grid_error, kernel_attention, kernel_sum
 from .kernels import KERNELS, Kernel, PolynomialExponential, Spline
 from .module import KernelAttention
+from .precision import get_precision, set_precision
 from .sums import weighted_abs_sum, weighted_laplace_sum, weighted_sign_sum
 
 __all__ = [
@@ -13,9 +14,12 @@ __all__ = [
     "PolynomialExponential",
     "Spline",
     "__version__",
+    "get_precision",
     "gram",
+    "grid_error",
     "kernel_attention",
     "kernel_sum",
+    "set_precision",
     "weighted_abs_sum",
     "weighted_laplace_sum",
     "weighted_sign_sum",
