@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import sortattn
+from sortattn.bench.grid import DATA, normal, outlier
 from sortattn.kernels import resolve
 from sortattn.ops.grid import options
 from sortattn.ops.grid.nodes import place
@@ -21,40 +22,6 @@ main_kernels = pytest.mark.parametrize("name", MAIN)
 both_masks = pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 
 
-# the data of the error's promises
-
-
-def normal(generator, *size):
-    return torch.randn(*size, generator=generator)
-
-
-def heavy(generator, *size):
-    # Student's t with two degrees of freedom: no variance
-    chi = -torch.rand(*size, generator=generator).clamp(min=1e-6).log()
-    return normal(generator, *size) / chi.sqrt()
-
-
-def clusters(generator, *size):
-    return 10.0 * torch.randint(0, 4, size, generator=generator) + 0.1 * normal(generator, *size)
-
-
-def outlier(generator, *size):
-    points = normal(generator, *size)
-    points[..., 3, :] = 1000.0
-    return points
-
-
-def constant(generator, *size):
-    points = normal(generator, *size)
-    points[..., ::2] = 0.7
-    return points
-
-
-def ties(generator, *size):
-    return (5 * normal(generator, *size)).round() / 5
-
-
-DATA = {"normal": normal, "heavy": heavy, "clusters": clusters, "outlier": outlier, "constant": constant, "ties": ties}
 all_data = pytest.mark.parametrize("data", DATA.values(), ids=DATA.keys())
 
 

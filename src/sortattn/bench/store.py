@@ -87,10 +87,10 @@ class Store:
         self.rows.append(row)
 
 
-def write(path: Path, rows: list[Row]) -> None:
-    """Replaces the file by these rows in one step."""
+def write(path: Path, rows: list, columns: tuple[str, ...] = COLUMNS) -> None:
+    """Replaces the file by these rows, dataclasses with these columns, in one step."""
     text = io.StringIO()
-    table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    table = csv.DictWriter(text, columns, lineterminator="\n")
     table.writeheader()
     table.writerows(asdict(row) for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
