@@ -1,14 +1,19 @@
 """`sortattn grid`: its table, its file, and what it refuses."""
 
 import csv
+from pathlib import Path
 
 import pytest
 import torch
 
+from sortattn.bench import report
 from sortattn.bench.grid import COLUMNS, DATA
 from sortattn.cli import main
 
 SMALL = ["--kernel", "add_riesz", "--nodes", "16", "64", "--length", "300", "--heads", "1", "--head-dim", "4"]
+
+
+ROOT = Path(__file__).parents[2]
 
 
 def rows_of(path) -> list[dict[str, str]]:
@@ -58,3 +63,15 @@ def test_files_that_hold_something_else_are_told(tmp_path, capsys):
     torch.save({"query": torch.zeros(1, 2, 3)}, tmp_path / "layer0.pt")
     assert main(["grid", "--activations", str(tmp_path), "--out", str(tmp_path)]) == 2
     assert "layer0.pt must hold a dict with query, key and value" in capsys.readouterr().err
+
+
+def test_the_tables_of_the_document_are_those_of_the_results():
+    document = ROOT / "docs" / "grid.md"
+    assert report.main([str(document), "--results", str(ROOT / "benchmarks" / "results"), "--check"]) == 0
+
+
+def test_a_file_of_another_kind_is_told(tmp_path, capsys):
+    (tmp_path / "errors.csv").write_text("kernel,backend\n")
+    (tmp_path / "page.md").write_text("<!-- grid:errors -->\n<!-- /grid:errors -->\n")
+    assert report.main([str(tmp_path / "page.md"), "--results", str(tmp_path)]) == 2
+    assert "is not a file of `sortattn grid`" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """`sortattn grid`: the error of the grid beside that of rounding to 16 bits, on synthetic data or on activations."""
 
+import csv
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -204,6 +205,30 @@ def table(rows: list[Row], style: str = "text") -> str:
         for names, found in lines.items()
     ]
     return render(heading, body, style, left=2)
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a file; CommandError if it is not one of this kind."""
+    with path.open(newline="") as file:
+        table = csv.DictReader(file)
+        if tuple(table.fieldnames or ()) != COLUMNS:
+            raise CommandError(f"{path} is not a file of `sortattn grid`: expected the columns {', '.join(COLUMNS)}")
+        return [Row(**{field.name: field.type(line[field.name]) for field in fields(Row)}) for line in table]
+
+
+def block(rows: list[Row]) -> str:
+    """The Markdown of a document: the table, and where it was measured."""
+    first = rows[0]
+    days = sorted({row.date.split()[0] for row in rows})
+    lengths = " or ".join(f"{count:,}" for count in sorted({row.n for row in rows}))
+    where = (
+        f"N = M = {lengths}, {first.heads} heads, D={first.head_dim}, C={first.value_dim}; {first.cpu} "
+        f"({first.machine}); torch {first.torch}, sortattn {first.sortattn}; "
+        f"{' to '.join(dict.fromkeys((days[0], days[-1])))}."
+    )
+    ratios = [row.estimate / row.error for row in rows if row.error > 1e-5]
+    range_ = f"The estimate was between {min(ratios):.2f} and {max(ratios):.2f} times the error (above 1e-5)."
+    return f"{where} {range_}\n\n{table(rows, 'markdown')}\n"
 
 
 def _both(row: Row) -> list[str]:
