@@ -96,6 +96,11 @@ def refusal(backend: str, case: Case, device: str, *, causal: bool = False) -> s
             return f"sorting sums additive kernels .*, not {case.name}"
         if causal:
             return "is_causal is not there yet for the sorted backend"
+    if backend == "grid":
+        if not case.sided:
+            return f"a grid sums additive kernels .*, not {case.name}"
+        if case.name in ("spline_jumps", "box"):
+            return "a grid would smear the jumps of this spline"
     if backend == "linear" and not case.has_features:
         return "needs a finite feature map .* does not have"
     if backend == "keops":

@@ -7,7 +7,7 @@ import sortattn
 from sortattn import choose
 from sortattn.validation import make_problem
 
-from .cases import CASES, Shape, draw, refusal
+from .cases import CASES, Shape, assert_close, draw, refusal
 
 pytestmark = pytest.mark.usefixtures("cpu_only")
 
@@ -47,3 +47,70 @@ def test_the_cost_model_can_be_printed():
     text = choose.cost_table()
     for word in ("sorted", "tiled", "reference", "linear", "add_laplace", "softmax", "P M N D"):
         assert word in text
+
+
+# precision
+
+
+@pytest.fixture
+def rounding():
+    sortattn.set_precision("rounding")
+    yield
+    sortattn.set_precision("exact")
+
+
+def taken(shape: Shape, dtype: torch.dtype, **options) -> str:
+    """The backend of a call with `auto`, with its setting."""
+    kernel = sortattn.KERNELS["add_riesz"]
+    problem = make_problem(*draw(shape, dtype), kernel, **options)
+    run = choose.backend("auto", problem, kernel, normalised=True)
+    return f"grid:{run.setting}" if isinstance(run, choose.Grid) else run.__name__.split(".")[2]
+
+
+LONG = Shape((1,), 3000, 3000, 4, 4)
+
+
+def test_auto_is_exact_unless_told_otherwise():
+    assert sortattn.get_precision() == "exact"
+    assert taken(LONG, torch.bfloat16, is_causal=True) == "tiled"
+
+
+@pytest.mark.usefixtures("rounding")
+def test_rounding_takes_the_grid_for_16_bits_where_it_is_faster():
+    assert taken(LONG, torch.bfloat16, is_causal=True).startswith("grid:")
+    assert taken(LONG, torch.float16, is_causal=True).startswith("grid:")
+    assert taken(LONG, torch.float32, is_causal=True) == "tiled"
+    # here sorting is faster, and there anything
+    assert taken(LONG, torch.bfloat16) == "sorted"
+    assert taken(Shape((1,), 20, 20, 4, 4), torch.bfloat16, is_causal=True) in ("reference", "tiled")
+
+
+@pytest.mark.usefixtures("rounding")
+def test_rounding_is_exact_where_the_estimate_is_too_large(monkeypatch):
+    monkeypatch.setattr(choose, "estimate", lambda *_: torch.tensor(0.1))
+    assert taken(LONG, torch.bfloat16, is_causal=True) == "tiled"
+
+
+@pytest.mark.usefixtures("rounding")
+def test_rounding_is_exact_where_no_number_can_be_read(monkeypatch):
+    monkeypatch.setattr(choose, "estimate", lambda *_: pytest.fail("the estimate was read"))
+    query, key, value = draw(LONG, torch.bfloat16)
+
+    def call(query):
+        return sortattn.kernel_attention(query, key[0], value[0], "add_riesz", is_causal=True)
+
+    torch.func.vmap(call)(query)
+    torch.compile(call, backend="eager")(query[0])
+
+
+@pytest.mark.usefixtures("rounding")
+def test_rounding_costs_no_more_than_rounding():
+    inputs = draw(LONG, torch.bfloat16)
+    output = sortattn.kernel_attention(*inputs, "add_riesz", is_causal=True)
+    exact = [part.double() for part in inputs]
+    assert_close(output, sortattn.kernel_attention(*exact, "add_riesz", is_causal=True), 8e-3)
+
+
+def test_an_unknown_precision_is_a_clear_error():
+    with pytest.raises(ValueError, match="precision must be one of exact, rounding, got 'low'"):
+        sortattn.set_precision("low")

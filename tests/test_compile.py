@@ -15,7 +15,7 @@ from .definition import FORWARD, GRADIENT
 LENGTHS = ((30, 40), (57, 91), (300, 310), (41, 25))
 CALLS = [
     ("add_riesz", "sorted"), ("add_bump", "sorted"), ("matern32", "sorted"), ("laplace", "tiled"), ("spline", "tiled"),
-    ("gauss", "tiled"), ("softmax", "reference"), ("elu", "linear"),
+    ("gauss", "tiled"), ("softmax", "reference"), ("elu", "linear"), ("add_laplace", "grid"), ("spline", "grid"),
 ]  # fmt: skip
 
 

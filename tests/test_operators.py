@@ -12,7 +12,8 @@ from .definition import FORWARD
 SHAPE = Shape((2,), 5, 7, 3, 2)
 OPERATORS = {
     "sided_sum", "sided_sum_backward", "tiled_sum", "tiled_sum_backward", "sign_dot", "sign_dot_backward",
-    "collect", "project", "spread", "scale_rows", "dot_rows",
+    "collect", "project", "spread", "scale_rows", "dot_rows", "grid_plan", "grid_collect", "grid_read",
+    "grid_weights_backward", "grid_causal", "grid_causal_backward",
 }  # fmt: skip
 
 
@@ -72,6 +73,10 @@ SAMPLES = {
     "values_only": values_only,
     "spline_coefficients": learn("sorted"),
     "signs": signs,
+    "grid_laplace": attend("add_laplace", "grid:8", dtype=torch.float64),
+    "grid_bump_masked": attend("add_bump", "grid:8", key_mask=torch.tensor([[True] * 5 + [False] * 2])),
+    "grid_no_keys": attend("add_riesz", "grid:8", Shape((2,), 5, 0, 3, 2)),
+    "grid_causal": attend("add_riesz", "grid:8", is_causal=True),
     "tiled_laplace": attend("laplace", "tiled"),
     "tiled_causal": attend("add_bump", "tiled", is_causal=True),
     "tiled_grouped": attend("riesz", "tiled", Shape((2, 2), 5, 7, 3, 2), dtype=torch.float64),
@@ -108,7 +113,7 @@ def test_the_samples_reach_every_operator():
     assert {operator.name().split("::")[1].split(".")[0] for operator, _ in recorder.calls} == OPERATORS
 
 
-@pytest.mark.parametrize("backend", ["reference", "tiled", "sorted"])
+@pytest.mark.parametrize("backend", ["reference", "tiled", "sorted", "grid"])
 @pytest.mark.parametrize("name", ["add_laplace", "spline", "softmax"])
 def test_fake_tensors_pass_through_without_any_work(name, backend, device):
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -126,7 +131,7 @@ def test_fake_tensors_pass_through_without_any_work(name, backend, device):
 # vmap
 
 
-@pytest.mark.parametrize("backend", ["reference", "tiled", "sorted", "linear"])
+@pytest.mark.parametrize("backend", ["reference", "tiled", "sorted", "linear", "grid"])
 @pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump", "spline", "laplace", "softmax", "elu"])
 @pytest.mark.parametrize("dims", [(0, 0, 0), (1, 0, None), (None, None, 0)], ids=str)
 def test_vmap_is_a_loop(name, backend, dims, device):
@@ -211,7 +216,7 @@ def test_functional_gradients_are_those_of_backward_or_an_error(backend, device)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=lambda dtype: str(dtype)[6:])
-@pytest.mark.parametrize("backend", ["reference", "tiled", "sorted", "linear"])
+@pytest.mark.parametrize("backend", ["reference", "tiled", "sorted", "linear", "grid"])
 @pytest.mark.parametrize("name", ["softmax", "add_laplace", "elu"])
 def test_autocast_rounds_the_inputs_as_for_sdpa(name, backend, dtype, device):
     case = CASES[name]
@@ -236,7 +241,7 @@ def test_autocast_rounds_the_inputs_as_for_sdpa(name, backend, dtype, device):
 # modes
 
 
-@pytest.mark.parametrize("backend", ["reference", "tiled", "sorted", "linear"])
+@pytest.mark.parametrize("backend", ["reference", "tiled", "sorted", "linear", "grid"])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference_mode"])
 def test_no_grad_and_inference_mode_change_nothing(backend, mode, device):
     case = CASES["elu" if backend == "linear" else "add_laplace"]
@@ -249,7 +254,7 @@ def test_no_grad_and_inference_mode_change_nothing(backend, mode, device):
     assert torch.equal(quiet, sortattn.kernel_attention(*points, case.kernel, backend=backend).detach())
 
 
-@pytest.mark.parametrize("backend", ["tiled", "sorted"])
+@pytest.mark.parametrize("backend", ["tiled", "sorted", "grid"])
 @pytest.mark.parametrize("wanted", [0, 1, 2], ids=["query", "key", "value"])
 def test_one_gradient_alone_is_the_same_as_among_all(wanted, backend, device):
     case = CASES["add_bump"]

@@ -81,7 +81,7 @@ def test_channels_beyond_a_block_are_summed_in_float64(shape, device):
     matches(CASES["add_laplace"], "sorted", shape, torch.float64, device)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, "grid"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("function", [sortattn.kernel_attention, sortattn.kernel_sum], ids=["attention", "sum"])

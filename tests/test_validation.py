@@ -41,7 +41,11 @@ WRONG = {
         ValueError,
         "unknown backend 'cuda', expected one of auto, reference, tiled, sorted",
     ),
-    "backend_to_come": ({"backend": "grid"}, RuntimeError, "backend 'grid' is not there yet"),
+    "grid_softmax": (
+        {"backend": "grid", "kernel": "softmax"},
+        RuntimeError,
+        "backend 'grid' cannot serve this call: a grid sums additive kernels .*, not softmax",
+    ),
     "sorted_softmax": (
         {"backend": "sorted", "kernel": "softmax"},
         RuntimeError,

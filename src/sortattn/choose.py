@@ -3,21 +3,30 @@
 from dataclasses import dataclass
 from types import ModuleType
 
+import torch
+from torch import Tensor
+
 from .kernels import FeatureKernel, Gauss, Kernel, SidedKernel, Softmax
 from .ops import keops, linear, reference, tiled
+from .ops.grid import Grid
+from .ops.grid.error import estimate
+from .ops.grid.options import nodes_for
 from .ops.sorted import backend as sorted_
+from .precision import get_precision
 from .validation import Problem
 
 # what each of them needs beside torch it imports on first use; the modules stand here, as the compiler cannot look into
 # an import
-_MODULES: dict[str, ModuleType] = {
+_MODULES: dict[str, ModuleType | Grid] = {
     "reference": reference,
     "tiled": tiled,
     "sorted": sorted_,
     "linear": linear,
     "keops": keops,
+    "grid": Grid(),
 }
-NAMES = ("auto", *_MODULES, "grid")
+NAMES = ("auto", *_MODULES)
+EXACT = tuple(name for name in _MODULES if name != "grid")
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,8 @@ _COSTS: dict[str, dict[tuple[str, str], Cost]] = {
         ("reference", "sided"): Cost(call=1.2e6, pair=1.3, product=0.04),
         ("tiled", "sided"): Cost(call=1.25e6, pair=1.2, product=0.04),
         ("sorted", "sided"): Cost(call=1.45e6, point=0.25),
+        # of causal calls, N = 512 ... 4096; others take half of it, and are still slower than `sorted`
+        ("grid", "sided"): Cost(call=2e7, point=5.0),
         ("reference", "dense"): Cost(call=1.0e6, pair=2.0, product=0.04),
         ("tiled", "dense"): Cost(call=1.1e6, pair=1.7, product=0.04),
         ("reference", "sdpa"): Cost(call=1.7e5, pair=0.04, product=0.04),
@@ -72,22 +83,26 @@ def _family(kernel: Kernel) -> str:
     return "sdpa" if isinstance(kernel, (Softmax, Gauss)) else "dense"
 
 
-def backend(name: str, problem: Problem, kernel: Kernel, normalised: bool) -> ModuleType:
+def backend(name: str, problem: Problem, kernel: Kernel, normalised: bool) -> ModuleType | Grid:
     """The module that serves this call; raises if a backend asked for by name cannot."""
     if name == "auto":
-        name = cheapest(problem, kernel, normalised)
-    if name == "grid":
-        raise RuntimeError("backend 'grid' is not there yet; use 'auto', which is exact")
-    if name not in _MODULES:
-        raise ValueError(f"unknown backend {name!r}, expected one of {', '.join(NAMES)}")
-    module = _MODULES[name]
+        name = _rounding_grid(problem, kernel, normalised) or cheapest(problem, kernel, normalised)
+    module = named(name)
     reason = module.why_not(problem, kernel, normalised)
     if reason:
         raise RuntimeError(f"backend {name!r} cannot serve this call: {reason}")
     return module
 
 
-def cheapest(problem: Problem, kernel: Kernel, normalised: bool) -> str:
+def named(name: str) -> ModuleType | Grid:
+    """The backend of that name; only the grid takes a setting, as in `"grid:128"`."""
+    plain, _, setting = name.partition(":")
+    if plain not in _MODULES or (setting and plain != "grid"):
+        raise ValueError(f"unknown backend {name!r}, expected one of {', '.join(NAMES)} or grid:NODES")
+    return Grid(setting) if setting else _MODULES[plain]
+
+
+def cheapest(problem: Problem, kernel: Kernel, normalised: bool, backends: tuple[str, ...] = EXACT) -> str:
     """The backend that `auto` takes: of those that can serve the call, the one with the lowest estimate."""
     family = _family(kernel)
     rows, dims = problem.query.shape[1:]
@@ -96,11 +111,33 @@ def cheapest(problem: Problem, kernel: Kernel, normalised: bool) -> str:
     sizes = (problem.query.shape[0], rows, columns, dims, channels, features)
     table = _COSTS["cuda" if problem.query.device.type == "cuda" else "cpu"]
     able = [
-        name for name, kind in table if kind == family and _MODULES[name].why_not(problem, kernel, normalised) is None
+        name
+        for name, kind in table
+        if kind == family and name in backends and _MODULES[name].why_not(problem, kernel, normalised) is None
     ]
     costs = [table[name, family].estimate(*sizes) for name in able]
     # not min with a key, which the compiler cannot follow
     return able[costs.index(min(costs))]
+
+
+def _rounding_grid(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
+    """The grid, if `set_precision("rounding")` allows it for this call and it is worth it; see `set_precision`."""
+    if get_precision() == "exact" or problem.dtype not in (torch.float16, torch.bfloat16):
+        return None
+    if cheapest(problem, kernel, normalised, (*EXACT, "grid")) != "grid" or not _readable(problem.query):
+        return None
+    roundoff = torch.finfo(problem.dtype).eps / 2
+    setting = str(nodes_for(roundoff, kernel, problem.query.shape[2]))
+    return f"grid:{setting}" if bool(estimate(problem, kernel, setting) < roundoff) else None
+
+
+def _readable(tensor: Tensor) -> bool:
+    """Whether a number that depends on this tensor may be looked at now."""
+    if torch.compiler.is_compiling() or tensor.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return False
+    if isinstance(tensor, torch._subclasses.FakeTensor):
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def cost_table() -> str:

@@ -78,6 +78,13 @@ def _fill_shape(options: argparse.Namespace) -> None:
     options.sizes, options.name = options.sizes or list(sizes), options.name or name
 
 
+def _grid(options: argparse.Namespace) -> int:
+    from .bench.grid import tabulate
+
+    options.kernel = options.kernel or list(KERNELS_BY_DEFAULT)
+    return tabulate(options)
+
+
 def _doctor(options: argparse.Namespace) -> int:
     from .doctor import doctor
 
@@ -93,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_kernels(commands)
     _add_demo(commands)
     _add_bench(commands)
+    _add_grid(commands)
     _add_doctor(commands)
     add_commands(commands)
     add_text(commands, count)
@@ -162,6 +170,28 @@ def _add_bench(commands) -> None:
     where.add_argument("--name", help="of the files: NAME.csv and NAME.png, default: bench")
     where.add_argument("--fresh", action="store_true", help="replace the file instead of continuing it")
     bench.set_defaults(work=_bench)
+
+
+def _add_grid(commands) -> None:
+    grid = commands.add_parser("grid", help="tabulate the error of the grid beside that of rounding to 16 bits")
+    grid.add_argument(
+        "--kernel", action="append", metavar="NAME", help=f"may be repeated, default: {' '.join(KERNELS_BY_DEFAULT)}"
+    )
+    grid.add_argument(
+        "--nodes", type=count, nargs="+", default=[16, 32, 64, 128], metavar="G", help="default: 16 32 64 128"
+    )
+    grid.add_argument("--length", type=count, default=4096, metavar="N", help="of synthetic data, default: 4096")
+    grid.add_argument("--heads", type=count, default=2, metavar="H", help="default: %(default)s")
+    grid.add_argument("--head-dim", type=count, default=64, metavar="D", help="default: %(default)s")
+    grid.add_argument(
+        "--activations",
+        type=Path,
+        metavar="FOLDER",
+        help="instead of synthetic data: files NAME.pt, each a dict of query, key and value of shape (heads, N, D)",
+    )
+    grid.add_argument("--out", type=Path, default=Path("sortattn-grid"), help="folder, default: %(default)s")
+    grid.add_argument("--name", default="grid", help="of the file: NAME.csv, default: %(default)s")
+    grid.set_defaults(work=_grid)
 
 
 def _add_doctor(commands) -> None:

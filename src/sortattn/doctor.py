@@ -13,8 +13,8 @@ from .bench.machine import cpu_model, version
 PACKAGES = ("sortattn", "torch", "numpy", "numba", "llvmlite", "triton", "cuda-core", "pykeops", "transformers")
 PACKAGES += ("matplotlib", "rich")
 BACKENDS = ("reference", "tiled", "sorted", "linear", "keops", "grid")
-# these come with the package itself; the others need an extra, or are not there yet
-ALWAYS = ("reference", "tiled", "sorted", "linear")
+# these come with the package itself; the others need an extra
+ALWAYS = ("reference", "tiled", "sorted", "linear", "grid")
 
 
 def doctor(*, costs: bool = False, clear_cache: bool = False) -> int:

@@ -8,6 +8,7 @@ table of sided terms (`add_riesz`, `add_laplace`, `add_bump`, `Spline`, `Polynom
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -195,6 +196,10 @@ class SidedKernel(Kernel):
         """The separable part: `(row (..., M), column (..., N))`, or None if there is none."""
         return None
 
+    def offsets(self, query: Tensor, key: Tensor, bandwidth: float | Tensor) -> tuple[Tensor, Tensor] | None:
+        """What `gram` adds to the sums of `univariate`: `(row (..., M), column (..., N))`, or None for nothing."""
+        return None
+
     def gram(self, query, key, bandwidth):
         total = 0.0
         for dim in range(query.shape[-1]):
@@ -214,6 +219,10 @@ class AddRiesz(SidedKernel):
     def gram(self, query, key, bandwidth):
         norms = query.abs().sum(-1)[..., :, None] + key.abs().sum(-1)[..., None, :]
         return norms / bandwidth + super().gram(query, key, bandwidth) + RIESZ_EPSILON * query.shape[-1]
+
+    def offsets(self, query, key, bandwidth):
+        scale = bandwidth[..., 0] if isinstance(bandwidth, Tensor) else bandwidth
+        return query.abs().sum(-1) / scale + RIESZ_EPSILON * query.shape[-1], key.abs().sum(-1) / scale
 
     def terms(self):
         # |s| + |t| - |s - t| is twice the smaller of |s| and |t|, or zero if the signs differ; and that smaller one is
@@ -317,8 +326,11 @@ class Spline(SidedKernel):
             raise ValueError(f"slopes must have one entry more than nodes ({count + 1}), got {len(self.slopes)}")
         if len(self.jumps) != count:
             raise ValueError(f"jumps must have one entry per node ({count}), got {len(self.jumps)}")
+        # known here, since a tensor's numbers cannot be looked at where a compiler traces
+        self.continuous = not self.jumps.requires_grad and not bool(self.jumps.any())
         self._levels = self._outside()
         self._compact = self._levels == (0.0, 0.0)
+        self._step = None if self._levels is None or self._compact or not bool(self.slopes.any()) else self._split_off()
 
     def _outside(self) -> tuple[float, float] | None:
         """The values left and right of all nodes, if they are constants."""
@@ -327,18 +339,21 @@ class Spline(SidedKernel):
         _, _, values, slopes = self.pieces(self._numbers())
         return None if bool(slopes[0] != 0) or bool(slopes[-1] != 0) else (values[0].item(), values[-1].item())
 
-    def parts(self):
-        if self._levels is None or self._compact or not bool(self.slopes.any()):
-            return (self,)
-        # a step and a kernel that vanishes outside: slopes that cancel far away would leave what rounding makes of them
+    def _split_off(self) -> tuple["Spline", "Spline"]:
+        """A step, and the rest, which vanishes outside."""
         left, right = self._levels
         step = Spline(self.nodes[-1:], [0.0, 0.0], offset=left, jumps=[right - left])
-        jumps = self.jumps.clone()
-        jumps[-1] -= right - left
-        rest = Spline(self.nodes, self.slopes, jumps=jumps)
+        rest = copy(self)
+        rest.offset = torch.zeros_like(self.offset)
+        rest.jumps = self.jumps.clone()
+        rest.jumps[-1] -= right - left
         # whatever rounding has made of the sum of its jumps and rises
-        rest._levels, rest._compact = (0.0, 0.0), True
+        rest._levels, rest._compact, rest._step = (0.0, 0.0), True, None
         return step, rest
+
+    def parts(self):
+        # slopes that cancel far away would leave what rounding makes of them, times the distance
+        return self._step or (self,)
 
     def univariate(self, difference):
         pieces = self.pieces(self._numbers())

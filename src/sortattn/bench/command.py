@@ -24,7 +24,7 @@ DTYPES = ("float64", "float32", "float16", "bfloat16")
 def bench(options: Namespace) -> int:
     """Runs what the options ask for; returns the exit code: 0, 1 if a case failed, 130 if it was interrupted."""
     check_names("kernel", options.kernel, list(KERNELS))
-    check_names("backend", options.backend, NAMES)
+    check_names("backend", [name.partition(":")[0] for name in options.backend], NAMES)
     check_names("dtype", options.dtype, DTYPES)
     settings = Settings(
         batch=options.batch,

@@ -1,6 +1,7 @@
 """Keeps the tables of a document equal to the results they come from: `python -m sortattn.bench.report [--check]`.
 
-A block between `<!-- bench:NAME -->` and `<!-- /bench:NAME -->` is generated from `NAME.csv`.
+A block between `<!-- bench:NAME -->` and `<!-- /bench:NAME -->` is generated from `NAME.csv`, which `sortattn bench`
+has written; with `grid` in place of `bench`, from what `sortattn grid` has written.
 """
 
 import argparse
@@ -10,10 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import CommandError
+from . import grid
 from .store import Row, read
 from .summary import conditions, crossovers, memory_table, panels, time_table
 
-BLOCK = re.compile(r"(<!-- bench:(?P<name>[\w.-]+) -->\n).*?(<!-- /bench:(?P=name) -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (?P<kind>bench|grid):(?P<name>[\w.-]+) -->\n).*?(<!-- /(?P=kind):(?P=name) -->)", re.DOTALL)
 
 
 def block(rows: Sequence[Row]) -> str:
@@ -36,11 +38,12 @@ def refresh(document: str, results: Path) -> str:
     def replace(match: re.Match) -> str:
         path = results / f"{match['name']}.csv"
         if not path.exists():
-            raise CommandError(f"the block bench:{match['name']} needs {path}, which is not there")
-        rows = read(path)
+            raise CommandError(f"the block {match['kind']}:{match['name']} needs {path}, which is not there")
+        rows = grid.read(path) if match["kind"] == "grid" else read(path)
         if not rows:
             raise CommandError(f"{path} holds no rows")
-        return match[1] + block(rows) + match[3]
+        text = grid.block(rows) if match["kind"] == "grid" else block(rows)
+        return match[1] + text + match[4]
 
     return BLOCK.sub(replace, document)
 
