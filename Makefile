@@ -12,7 +12,7 @@ demo: $(INSTALLED)
 	$(BIN)/sortattn demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
