@@ -74,12 +74,12 @@ class _Session:
     @cached_property
     def teacher_accuracy(self) -> float:
         """Of the teacher, in per cent."""
-        return accuracy(self.load_teacher(), self.test, self.options.precision)
+        return round(accuracy(self.load_teacher(), self.test, self.options.precision), 4)
 
     def load_teacher(self) -> nn.Module:
         """A teacher with softmax attention, on the device."""
         teacher = model.load(self.options.teacher)
-        kernel = model.kernel_of(teacher)
+        kernel = model.kernel_of(teacher.config)
         if kernel not in ("softmax", "own"):
             raise CommandError(f"expected a teacher with softmax, the one in {self.options.teacher} has {kernel}")
         return teacher.to(self.device)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ...errors import CommandError
-from ...integrations.bandwidths import ENTRY
+from ...integrations.bandwidths import ENTRY, PREFIX
 from ...integrations.convert import convert
 from ...integrations.transformers import register
 from .data import CLASSES, SIDE
@@ -36,29 +36,34 @@ def build(shape: dict[str, int], kernel: str, bandwidth: float | None, seed: int
 
 
 def load(folder: Path) -> nn.Module:
-    """The model that a run has left in `folder` or in a folder of it; CommandError if it is none for CIFAR-10."""
+    """The model in `folder`, or the one that `vision scratch` left there; CommandError if it is none for CIFAR-10."""
     transformers = _transformers()
-    found = [path.parent for path in (folder / "config.json", *sorted(folder.glob("*/config.json"))) if path.exists()]
-    if not found:
+    inner = folder / "scratch"
+    folder = inner if (inner / "config.json").exists() else folder
+    if not (folder / "config.json").exists():
         raise CommandError(f"no model in {folder}: expected the folder that `sortattn vision scratch` has left")
     logging = transformers.utils.logging
     verbosity = logging.get_verbosity()
     # what does not fit is said below, in one line
     logging.set_verbosity_error()
     try:
-        _refuse_other_task(found[0], transformers.AutoConfig.from_pretrained(found[0], local_files_only=True))
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        _refuse_other_task(folder, config)
+        # transformers 4 does not read it from the config
+        attention = {"attn_implementation": PREFIX + kernel_of(config)} if hasattr(config, ENTRY) else {}
         # safetensors alone: other formats may run code
         model, info = transformers.ViTForImageClassification.from_pretrained(
-            found[0], use_safetensors=True, local_files_only=True, output_loading_info=True, dtype=torch.float32
-        )
+            folder, **attention, use_safetensors=True, local_files_only=True, output_loading_info=True,
+            dtype=torch.float32,
+        )  # fmt: skip
     except CommandError:
         raise
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
-        raise CommandError(f"cannot load the model in {found[0]} ({reason})") from error
+        raise CommandError(f"cannot load the model in {folder} ({reason})") from error
     finally:
         logging.set_verbosity(verbosity)
-    _refuse_other_shape(found[0], info)
+    _refuse_other_shape(folder, info)
     return model.eval()
 
 
@@ -67,9 +72,9 @@ def shape_of(model: nn.Module) -> dict[str, int]:
     return {name: getattr(model.config, name) for name in PAPER}
 
 
-def kernel_of(model: nn.Module) -> str:
-    """The kernel that a model was converted to, `own` for any other."""
-    return (getattr(model.config, ENTRY, None) or {"kernel": "own"})["kernel"]
+def kernel_of(config) -> str:
+    """The kernel that a model with this config was converted to, `own` for any other."""
+    return getattr(config, ENTRY, {"kernel": "own"})["kernel"]
 
 
 def digest(model: nn.Module) -> str:

@@ -7,6 +7,7 @@ from importlib import resources
 from pathlib import Path
 
 from ... import records
+from ...bench.machine import Machine
 from ...kernels import KERNELS
 from ...table import render
 
@@ -51,8 +52,8 @@ class Row:
     date: str
 
 
-# what was measured, not asked for
-MEASURED = {"accuracy", "seconds", "date"}
+# where and when it was looked at says nothing about a run that was finished before
+CIRCUMSTANCES = {"seconds", "date", "device", "threads", "transformers", *records.columns(Machine)}
 
 
 class Results(records.Records[Row]):
@@ -63,12 +64,12 @@ class Results(records.Records[Row]):
 
     def keep(self, row: Row) -> None:
         """Adds a row, unless the same run is there already."""
-        if not any(_asked(other) == _asked(row) for other in self.rows):
+        if not any(_facts(other) == _facts(row) for other in self.rows):
             self.add(row)
 
 
-def _asked(row: Row) -> dict:
-    return {name: value for name, value in asdict(row).items() if name not in MEASURED}
+def _facts(row: Row) -> dict:
+    return {name: value for name, value in asdict(row).items() if name not in CIRCUMSTANCES}
 
 
 def published() -> tuple[dict[tuple[str, str], float], str]:
