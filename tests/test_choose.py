@@ -7,7 +7,7 @@ import sortattn
 from sortattn import choose
 from sortattn.validation import make_problem
 
-from .cases import CASES, Shape, assert_close, draw, refusal
+from .cases import CASES, Shape, assert_close, draw, refusal, relative_error
 
 pytestmark = pytest.mark.usefixtures("cpu_only")
 
@@ -87,13 +87,13 @@ def test_rounding_takes_the_grid_for_16_bits_where_it_is_faster():
 
 @pytest.mark.usefixtures("rounding")
 def test_rounding_is_exact_where_the_estimate_is_too_large(monkeypatch):
-    monkeypatch.setattr(choose, "estimate", lambda *_: torch.tensor(0.1))
+    monkeypatch.setattr(choose, "worst", lambda *_: torch.tensor(0.1))
     assert taken(LONG, torch.bfloat16, is_causal=True) == "tiled"
 
 
 @pytest.mark.usefixtures("rounding")
 def test_rounding_is_exact_where_no_number_can_be_read(monkeypatch):
-    monkeypatch.setattr(choose, "estimate", lambda *_: pytest.fail("the estimate was read"))
+    monkeypatch.setattr(choose, "worst", lambda *_: pytest.fail("the estimate was read"))
     query, key, value = draw(LONG, torch.bfloat16)
 
     def call(query):
@@ -114,3 +114,33 @@ def test_rounding_costs_no_more_than_rounding():
 def test_an_unknown_precision_is_a_clear_error():
     with pytest.raises(ValueError, match="precision must be one of exact, rounding, got 'low'"):
         sortattn.set_precision("low")
+
+
+@pytest.mark.usefixtures("rounding")
+def test_one_head_with_large_values_does_not_hide_the_error_of_another():
+    query, key, value = (part.bfloat16() for part in torch.randn(3, 1, 2, 2048, 16).unbind())
+    value[0, 1] *= 1e-3
+    query[0, 1] *= 30
+    key[0, 1] *= 30
+    output, exact = (
+        sortattn.kernel_attention(query, key, value, "add_laplace", is_causal=True, backend=backend)
+        for backend in ("auto", "tiled")
+    )
+    for head in range(2):
+        assert relative_error(output[0, head], exact[0, head].double()) < 1e-2
+
+
+@pytest.mark.usefixtures("rounding")
+def test_rounding_works_under_autocast():
+    points = torch.randn(1, 1, 3000, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = sortattn.kernel_attention(points, points, points, "add_riesz", is_causal=True)
+    assert output.dtype == torch.bfloat16
+    assert bool(output.isfinite().all())
+
+
+@pytest.mark.parametrize("name", [None, 128, "sorted:", "grid:", "tiled:64"])
+def test_what_is_no_name_of_a_backend_is_refused(name):
+    points = torch.randn(1, 4, 2)
+    with pytest.raises(ValueError, match="unknown backend"):
+        sortattn.kernel_attention(points, points, points, backend=name)

@@ -401,6 +401,17 @@ def test_a_tolerance_is_met_on_unit_normal_data(name, tolerance):
     assert surrogate.exact_error(query, key, value, name, f"grid:{tolerance}") < tolerance
 
 
+def test_a_tolerance_out_of_reach_is_refused():
+    points = torch.randn(1, 20, 3)
+    with pytest.raises(ValueError, match="would need .* nodes a dimension, more than 1024"):
+        sortattn.kernel_attention(points, points, points, "add_laplace", backend="grid:1e-9")
+
+
+def test_a_batch_of_nothing_gives_nothing():
+    points = torch.randn(0, 20, 3)
+    assert sortattn.kernel_attention(points, points, points, "add_riesz", backend="grid").shape == (0, 20, 3)
+
+
 @pytest.mark.parametrize("name", ["grid:7", "grid:many", "grid:64.5", "grid:-1", "grid:2000", "grid:nan"])
 def test_a_wrong_setting_is_a_clear_error(name):
     with pytest.raises(ValueError, match="must name a whole number of nodes from 8 to 1024"):

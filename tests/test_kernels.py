@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sortattn
-from sortattn.kernels import FeatureKernel, SidedKernel, rebuild, resolve
+from sortattn.kernels import FeatureKernel, SidedKernel, Spline, rebuild, resolve
 
 from . import dense
 from .cases import BOX, CASES, Shape, assert_close, draw
@@ -220,3 +220,22 @@ def test_a_kernel_may_be_given_as_an_object(device):
     for name, kernel in sortattn.KERNELS.items():
         by_name = sortattn.kernel_attention(query, key, value, name)
         assert torch.equal(by_name, sortattn.kernel_attention(query, key, value, kernel))
+
+
+def test_a_spline_that_is_constant_outside_follows_its_tensors():
+    slopes = torch.tensor([0.0, 1.0, -1.0, 0.0])
+    kernel = Spline([-1.0, 0.0, 1.0], slopes, offset=0.5, jumps=torch.tensor([0.1, 0.2, 0.3], dtype=torch.bfloat16))
+    slopes.copy_(torch.tensor([0.0, 2.0, -1.0, 0.0]))
+    places = torch.linspace(-3, 3, 101, dtype=torch.float64)
+    step, rest = kernel.parts()
+    torch.testing.assert_close(step.univariate(places) + rest.univariate(places), kernel.univariate(places))
+    assert rest.terms().compact
+    assert not step.terms().compact
+
+
+def test_a_spline_whose_coefficients_are_learned_is_one_part():
+    slopes = torch.tensor([0.0, 1.0, -1.0, 0.0])
+    kernel = Spline([-1.0, 0.0, 1.0], slopes, offset=0.5)
+    assert len(kernel.parts()) == 2
+    slopes.requires_grad_()
+    assert kernel.parts() == (kernel,)

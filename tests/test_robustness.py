@@ -318,3 +318,26 @@ def test_a_head_of_nothing_but_nan_is_no_trouble(case, backend, device):
     output = within(60, lambda: sortattn.kernel_attention(query, key, value, case.kernel, backend=backend))
     assert output[1].isnan().all()
     assert output[0].isfinite().all()
+
+
+@sided_pairs
+def test_the_output_may_be_changed_in_place(case, backend, device):
+    # as dropout and residual connections do
+    query, key, value = leaves(*draw(Shape((2,), 40, 50, 3, 4), torch.float32, device))
+    output = sortattn.kernel_attention(query, key, value, case.kernel, backend=backend)
+    (expected,) = torch.autograd.grad(2 * output.sum(), value, retain_graph=True)
+    output.mul_(2.0)
+    (gradient,) = torch.autograd.grad(output.sum(), value)
+    assert torch.equal(gradient, expected)
+
+
+@pytest.mark.parametrize("backend", ["tiled", "sorted"])
+def test_few_keys_on_a_side_of_zero_do_not_drown_in_the_many_on_the_other(backend, device):
+    key = -torch.randn(1, 3000, 1, generator=torch.Generator().manual_seed(0)).abs()
+    key[0, 5] = 0.01
+    query = torch.full((1, 4, 1), 1.0)
+    value = torch.randn(1, 3000, 16, generator=torch.Generator().manual_seed(1))
+    exact = sortattn.kernel_attention(query.double(), key.double(), value.double(), "add_riesz", backend="reference")
+    inputs = (part.to(device) for part in (query, key, value))
+    output = sortattn.kernel_attention(*inputs, "add_riesz", backend=backend)
+    assert_close(output.cpu(), exact, FORWARD[torch.float32])

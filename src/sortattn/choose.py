@@ -9,8 +9,8 @@ from torch import Tensor
 from .kernels import FeatureKernel, Gauss, Kernel, SidedKernel, Softmax
 from .ops import keops, linear, reference, tiled
 from .ops.grid import Grid
-from .ops.grid.error import estimate
-from .ops.grid.options import nodes_for
+from .ops.grid.error import worst
+from .ops.grid.options import MOST, nodes_for
 from .ops.sorted import backend as sorted_
 from .precision import get_precision
 from .validation import Problem
@@ -57,7 +57,8 @@ _COSTS: dict[str, dict[tuple[str, str], Cost]] = {
         ("tiled", "sided"): Cost(call=1.25e6, pair=1.2, product=0.04),
         ("sorted", "sided"): Cost(call=1.45e6, point=0.25),
         # of causal calls, N = 512 ... 4096; others take half of it, and are still slower than `sorted`
-        ("grid", "sided"): Cost(call=2e7, point=5.0),
+        # with the estimate of its error, which takes as long again, and 192 nodes: float16 asks for so many
+        ("grid", "sided"): Cost(call=2e7, point=28.0),
         ("reference", "dense"): Cost(call=1.0e6, pair=2.0, product=0.04),
         ("tiled", "dense"): Cost(call=1.1e6, pair=1.7, product=0.04),
         ("reference", "sdpa"): Cost(call=1.7e5, pair=0.04, product=0.04),
@@ -96,8 +97,8 @@ def backend(name: str, problem: Problem, kernel: Kernel, normalised: bool) -> Mo
 
 def named(name: str) -> ModuleType | Grid:
     """The backend of that name; only the grid takes a setting, as in `"grid:128"`."""
-    plain, _, setting = name.partition(":")
-    if plain not in _MODULES or (setting and plain != "grid"):
+    plain, colon, setting = name.partition(":") if isinstance(name, str) else (name, "", "")
+    if plain not in _MODULES or (colon and (plain != "grid" or not setting)):
         raise ValueError(f"unknown backend {name!r}, expected one of {', '.join(NAMES)} or grid:NODES")
     return Grid(setting) if setting else _MODULES[plain]
 
@@ -127,8 +128,12 @@ def _rounding_grid(problem: Problem, kernel: Kernel, normalised: bool) -> str | 
     if cheapest(problem, kernel, normalised, (*EXACT, "grid")) != "grid" or not _readable(problem.query):
         return None
     roundoff = torch.finfo(problem.dtype).eps / 2
-    setting = str(nodes_for(roundoff, kernel, problem.query.shape[2]))
-    return f"grid:{setting}" if bool(estimate(problem, kernel, setting) < roundoff) else None
+    nodes = nodes_for(roundoff, kernel, problem.query.shape[2])
+    if nodes > MOST:
+        return None
+    # inputs have been rounded already, and the estimate needs all digits
+    with torch.autocast(problem.query.device.type, enabled=False):
+        return f"grid:{nodes}" if bool(worst(problem, kernel, str(nodes)) < roundoff) else None
 
 
 def _readable(tensor: Tensor) -> bool:

@@ -11,6 +11,7 @@ from .arguments import count, seconds
 from .errors import CommandError
 from .experiments.commands import add_commands
 from .experiments.text.options import add_text
+from .experiments.vision.options import add_vision
 from .table import STYLES
 
 SIZES = (512, 1024, 2048, 4096, 8192, 16384)
@@ -104,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_doctor(commands)
     add_commands(commands)
     add_text(commands, count)
+    add_vision(commands)
     return parser
 
 

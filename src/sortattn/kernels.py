@@ -330,7 +330,7 @@ class Spline(SidedKernel):
         self.continuous = not self.jumps.requires_grad and not bool(self.jumps.any())
         self._levels = self._outside()
         self._compact = self._levels == (0.0, 0.0)
-        self._step = None if self._levels is None or self._compact or not bool(self.slopes.any()) else self._split_off()
+        self._steps = self._levels is not None and not self._compact and bool(self.slopes.any())
 
     def _outside(self) -> tuple[float, float] | None:
         """The values left and right of all nodes, if they are constants."""
@@ -339,21 +339,19 @@ class Spline(SidedKernel):
         _, _, values, slopes = self.pieces(self._numbers())
         return None if bool(slopes[0] != 0) or bool(slopes[-1] != 0) else (values[0].item(), values[-1].item())
 
-    def _split_off(self) -> tuple["Spline", "Spline"]:
-        """A step, and the rest, which vanishes outside."""
-        left, right = self._levels
-        step = Spline(self.nodes[-1:], [0.0, 0.0], offset=left, jumps=[right - left])
-        rest = copy(self)
-        rest.offset = torch.zeros_like(self.offset)
-        rest.jumps = self.jumps.clone()
-        rest.jumps[-1] -= right - left
-        # whatever rounding has made of the sum of its jumps and rises
-        rest._levels, rest._compact, rest._step = (0.0, 0.0), True, None
-        return step, rest
-
     def parts(self):
-        # slopes that cancel far away would leave what rounding makes of them, times the distance
-        return self._step or (self,)
+        if not self._steps or any(part.requires_grad for part in (self.slopes, self.jumps, self.offset)):
+            return (self,)
+        # a step, and the rest, which vanishes outside: slopes that cancel far away would leave what rounding makes of
+        # them, times the distance
+        numbers = self._numbers()
+        nodes, slopes, jumps, offset = self._split(numbers)
+        rise = self.pieces(numbers)[2][-1:] - offset
+        step, rest = copy(self), copy(self)
+        step.nodes, step.slopes, step.jumps, step.offset = nodes[-1:], torch.zeros_like(slopes[:2]), rise, offset[0]
+        rest.slopes, rest.jumps = slopes, torch.cat([jumps[:-1], jumps[-1:] - rise])
+        rest.offset, rest._compact = torch.zeros_like(offset[0]), True
+        return step, rest
 
     def univariate(self, difference):
         pieces = self.pieces(self._numbers())

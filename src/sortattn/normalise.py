@@ -8,19 +8,17 @@ from .validation import Problem
 
 def normalise(problem: Problem, sums: Tensor, total: Tensor, floor: float) -> Tensor:
     """`sums (P, M, C) / total (P, M)`, zero where no key is seen; a positive `floor` clamps the total."""
-    return sums * normaliser(problem, total, floor)[..., None]
-
-
-def normaliser(problem: Problem, total: Tensor, floor: float) -> Tensor:
-    """`(P, M)`: what the sums of each query have to be multiplied with, `1 / total` as a rule; see `normalise`."""
     if floor:
-        return poison(problem) / total.clamp(min=floor)
-    # a query without any weight has no gradient either; below `tiny` a reciprocal is infinite
-    empty = total.abs() < torch.finfo(total.dtype).tiny
-    total = torch.where(empty, 1.0, total)
-    # by way of a number close to one: the derivative of a reciprocal is its square, which overflows from 1e-19 on
-    scale = 1.0 / total.detach()
-    return poison(problem) * torch.where(empty, 0.0, scale / (total * scale))
+        weight = 1.0 / total.clamp(min=floor)
+    else:
+        # a query without any weight has no gradient either; below `tiny` a reciprocal is infinite
+        empty = total.abs() < torch.finfo(total.dtype).tiny
+        total = torch.where(empty, 1.0, total)
+        # by way of a number close to one: the derivative of a reciprocal is its square, which overflows from 1e-19 on
+        scale = 1.0 / total.detach()
+        weight = torch.where(empty, 0.0, scale / (total * scale))
+    # times the reciprocal: the derivative of a quotient would make several more tensors of the size of the sums
+    return sums * (poison(problem) * weight)[..., None]
 
 
 def poisoned(problem: Problem, rows: Tensor) -> Tensor:

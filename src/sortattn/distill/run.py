@@ -52,12 +52,14 @@ def distill(
     *,
     about: dict | None = None,
     finish: Callable[[Path], None] = lambda path: None,
+    watch: Callable[[str, int], str] = lambda stage, step: "",
 ) -> list[Row]:
     """Trains the student through the stages, each with its work (`Layerwise`, `EndToEnd`); returns the losses.
 
     `folder` gets `checkpoint.pt`, `losses.csv` and the model after every stage under the stage's name; `finish` may add
     to that folder, a tokenizer say. The same call continues an interrupted run, with exactly the numbers it would have
-    had. `about` is what must not change between the two: text and numbers.
+    had. `about` is what must not change between the two: text and numbers. `watch` is called with the stage and the
+    step before every checkpoint; what it returns is shown beside the loss from then on.
 
     Under `torchrun` every process calls it, with a model on its own device; the first one writes.
     """
@@ -78,7 +80,7 @@ def distill(
     total = sum(stage.steps for stage, _ in stages)
     with progress(total) if _leads() else contextlib.nullcontext(lambda text, steps: None) as advance:
         advance("", sum(stage.steps for stage, _ in stages[: done[0]]) + done[1])
-        run = _Run(student, batches, folder, settings, facts, losses, advance)
+        run = _Run(student, batches, folder, settings, facts, losses, advance, watch)
         for place, (stage, work) in enumerate(stages):
             if place >= done[0]:
                 run.stage(place, stage, work, saved if place == done[0] else None)
@@ -95,13 +97,15 @@ class _Run:
     facts: dict
     losses: Losses | None
     advance: Advance
+    watch: Callable[[str, int], str]
 
     def stage(self, place: int, stage: Stage, work: Work, saved: dict | None) -> None:
         """All steps of a stage that are not done yet."""
         groups = [[part for part in group if part.requires_grad] for group in work.groups()]
-        optimizer = torch.optim.Adam([part for group in groups for part in group], lr=stage.rate)
+        optimizer = _optimizer([part for group in groups for part in group], stage.rate, work.weight_decay)
         if saved is not None:
             _restore(self.student, optimizer, saved, self.folder)
+        seen = ""
         for step in range(saved["step"] if saved else 0, stage.steps):
             started = time.perf_counter()
             rate = stage.learning_rate(step)
@@ -109,8 +113,9 @@ class _Run:
             if self.losses is not None:
                 seconds = round(time.perf_counter() - started, 4)
                 self.losses.add(Row(stage.name, step + 1, loss, rate, norm, seconds))
-                self.advance(f"{stage.name} step {step + 1:,}, loss {loss:.3g}", 1)
+                self.advance(f"{stage.name} step {step + 1:,}, loss {loss:.3g}{seen}", 1)
                 if (step + 1) % self.settings.every == 0 or step + 1 == stage.steps:
+                    seen = self.watch(stage.name, step + 1)
                     self.save(stage.name, step + 1, optimizer)
 
     def step(self, number: int, work: Work, groups: list, optimizer, rate: float) -> tuple[float, float]:
@@ -154,6 +159,15 @@ class _Run:
         """Writes the checkpoint."""
         weights = {"student": self.student.state_dict(), "optimizer": optimizer.state_dict()}
         save_checkpoint(self.folder, {"stage": stage, "step": step, "facts": self.facts, **weights})
+
+
+def _optimizer(parameters: list[nn.Parameter], rate: float, decay: float) -> torch.optim.Optimizer:
+    """Adam, or AdamW that draws matrices to zero and leaves biases and norms alone."""
+    if not decay:
+        return torch.optim.Adam(parameters, lr=rate)
+    matrices, others = ([part for part in parameters if (part.dim() > 1) == wanted] for wanted in (True, False))
+    groups = [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=rate)
 
 
 def _restore(student: nn.Module, optimizer: torch.optim.Optimizer, state: dict, folder: Path) -> None:

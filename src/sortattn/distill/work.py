@@ -15,7 +15,9 @@ Batch = dict[str, Tensor]
 
 
 class Work(Protocol):
-    """What a stage does with a batch."""
+    """What a stage does with a batch, and the decay of the matrices that learn from it."""
+
+    weight_decay: float
 
     def groups(self) -> list[list[nn.Parameter]]:
         """The parameters that learn, clipped group by group."""
@@ -43,6 +45,8 @@ class Layerwise:
 
     All layers learn in one pass over a batch, as they do not depend on each other; gradients are clipped by layer.
     """
+
+    weight_decay = 0.0
 
     def __init__(self, teacher: nn.Module, student: nn.Module):
         self.teacher = teacher
@@ -78,6 +82,8 @@ class Layerwise:
 
 class EndToEnd:
     """The output of the whole student is fitted to the teacher's by `loss(student output, teacher output, batch)`."""
+
+    weight_decay = 0.0
 
     def __init__(self, teacher: nn.Module, student: nn.Module, loss: Callable = embedding_loss):
         self.teacher, self.student, self.loss = teacher, student, loss

@@ -30,6 +30,19 @@ def probes(key: Tensor) -> Tensor:
 @torch.no_grad()
 def estimate(problem: Problem, kernel: SidedKernel, setting: str) -> Tensor:
     """The relative Frobenius error of the attention on some of the queries, a number on the problem's device."""
+    wrong, size = (part.sum() for part in _squares(problem, kernel, setting))
+    return torch.where(size > 0, (wrong / size).sqrt(), 0.0)
+
+
+@torch.no_grad()
+def worst(problem: Problem, kernel: SidedKernel, setting: str) -> Tensor:
+    """The largest of such errors of single heads: large values of one of them do not hide another."""
+    wrong, size = _squares(problem, kernel, setting)
+    return torch.where(size > 0, (wrong / size).sqrt(), 0.0).amax()
+
+
+def _squares(problem: Problem, kernel: SidedKernel, setting: str) -> tuple[Tensor, Tensor]:
+    """By head, the squared norms of the error and of the output, on some of the queries."""
     query = problem.query.nan_to_num(0.0, 0.0, 0.0) if problem.group > 1 else problem.query
     grid = surrogate(problem, kernel, query, options.count(setting, kernel, query.shape[2]))
     places = _places(problem)
@@ -40,8 +53,7 @@ def estimate(problem: Problem, kernel: SidedKernel, setting: str) -> Tensor:
     exact = _exact(problem, kernel, query[:, places], places)
     chosen = replace(problem, query=problem.query[:, places], group=1)
     outputs = [normalise(chosen, part[..., :-1], part[..., -1], kernel.floor).double() for part in (exact, approximate)]
-    size = outputs[0].square().sum()
-    return torch.where(size > 0, ((outputs[1] - outputs[0]).square().sum() / size).sqrt(), 0.0)
+    return (outputs[1] - outputs[0]).square().sum((1, 2)), outputs[0].square().sum((1, 2))
 
 
 def _places(problem: Problem) -> Tensor:

@@ -21,7 +21,13 @@ def count(setting: str, kernel: Kernel, dims: int) -> int:
     except ValueError:
         number = math.nan
     if 0 < number < 1:
-        return nodes_for(number, kernel, dims)
+        nodes = nodes_for(number, kernel, dims)
+        if nodes > MOST:
+            raise ValueError(
+                f"backend 'grid:{setting}' would need {nodes} nodes a dimension, more than {MOST}; ask for a larger "
+                "tolerance, or for an exact backend"
+            )
+        return nodes
     if number.is_integer() and FEWEST <= number <= MOST:
         return int(number)
     raise ValueError(
@@ -33,8 +39,10 @@ def count(setting: str, kernel: Kernel, dims: int) -> int:
 def nodes_for(tolerance: float, kernel: Kernel, dims: int) -> int:
     """How many nodes keep unit normal data below a relative error: a multiple of 16, from the kernel alone.
 
+    At its default bandwidth and with some dozens of dimensions; a narrower kernel or a single dimension needs more.
+
     It looks at no data, as the size of a table cannot wait for them on a GPU; `sortattn.grid_error` does.
     """
     factor = _FACTORS.get(kernel.name, max(_FACTORS.values()))
     wanted = (factor / math.sqrt(dims) / tolerance) ** (2 / 3)
-    return min(MOST, max(16, 16 * math.ceil(wanted / 16)))
+    return max(16, 16 * math.ceil(wanted / 16))

@@ -24,7 +24,7 @@ def collect(points: Tensor, rows: Tensor, nodes: Tensor, bandwidth: Tensor, expo
         part = rows.new_zeros(found.index.shape[0] * found.index.shape[1] * count, channels)
         for place, share in _flat(found, count):
             part.index_add_(0, place.flatten(), (share[..., None] * rows[:, None]).flatten(0, 2))
-        table[:, some] = part.view(problems, -1, count, channels)
+        table[:, some] = part.view(problems, found.index.shape[1], count, channels)
     return table
 
 

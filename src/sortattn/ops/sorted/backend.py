@@ -5,9 +5,8 @@ from torch import Tensor
 
 from ...cuda.support import trouble
 from ...kernels import Kernel, SidedKernel
-from ...normalise import normaliser
+from ...normalise import normalise
 from ...validation import Problem
-from ..scale import scale_rows
 from .api import sided_sum
 from .separable import collect, spread
 
@@ -27,8 +26,7 @@ def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
 
 def attention(problem: Problem, kernel: SidedKernel) -> Tensor:
     """Normalised kernel sums, `(P, M, C)`."""
-    sums, total = _sums(problem, kernel)
-    return scale_rows(sums, normaliser(problem, total, kernel.floor))
+    return normalise(problem, *_sums(problem, kernel), kernel.floor)
 
 
 def kernel_sum(problem: Problem, kernel: SidedKernel) -> Tensor:

@@ -4,7 +4,7 @@ import numpy as np
 
 from .compiled import compiled, digest, entry
 from .events import make_events
-from .halves import begin_half, make_halves, sum_rows, sum_signed, zeros_of
+from .halves import begin_half, make_halves, sum_positive, sum_rows, zeros_of
 from .moments import make_sums
 from .plan import Decays, Plan, fill_decays, make_plan, plan_groups, plan_tiles
 from .simd import SPARE, aligned, at, put, value_of
@@ -137,7 +137,7 @@ def _entries(version: str):
             last = first + width
             _sorted_columns(source_points, source_order, first, last, unsorted, columns, pairs, spare, source_lines)
             if folded:
-                sum_signed(lanes, columns, width, count, rows, extra, halves)
+                sum_positive(lanes, columns, width, count, rows, extra, halves)
             _sorted_columns(target_points, target_order, first, last, unsorted, columns, pairs, spare, target_lines)
             for d in range(width):
                 line, places = source_lines[d], source_order[first + d]
@@ -148,12 +148,11 @@ def _entries(version: str):
                 if folded:
                     zero, beyond = zeros_of(line, count)
                     target_zero, target_beyond = zeros_of(target_line, number)
-                    sum_rows(lanes, rows, extra, places, zero, beyond, halves.zero, halves.zero_extra)
                 for half in range(2 if folded else 1):
                     if folded:
                         negated = half == 1
                         here = opposite if negated != mirrored else profile
-                        begin_half(lanes, depth, halves, d, negated, here.coefficients, here.constant)
+                        begin_half(lanes, depth, rows, extra, places, zero, beyond, d, negated, here, halves)
                         begin, end = (0, zero) if negated else (beyond, count)
                         # a target at zero is on both sides of an odd kernel, and on one of an even one
                         lowest = target_beyond if profile.folded < 0 else target_zero

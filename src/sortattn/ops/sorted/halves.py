@@ -14,10 +14,14 @@ from .simd import aligned, at, load, multiply_add, store, value_of, widen, zeros
 # rows that are summed in the working precision before float64 takes over
 _BLOCK = 32
 
-# sums of rows, each with that of their extra scalars: of all sources; of all with the signs of their coordinates, for
-# each of the columns that are walked together; of the sources at zero in one dimension; and for one half what `walk`
-# begins with
-Halves = namedtuple("Halves", "total total_extra signed signed_extra zero zero_extra initial initial_extra signs")
+# a side of zero with so few sources, or at most this part of all, is summed by itself: as what the other side leaves of
+# all of them it would drown in the rounding of that side
+_FEW = 256
+_PART = 8
+
+# sums of rows, each with that of their extra scalars: of all sources; of those with positive coordinates in each of the
+# columns that are walked together; of those in one half of one column; and what `walk` begins with there
+Halves = namedtuple("Halves", "total total_extra positive positive_extra side side_extra initial initial_extra weights")
 
 
 @compiled
@@ -45,7 +49,7 @@ def _add(lanes, totals, place, part):
 
 @compiled
 def sum_rows(lanes, rows, scalars, order, start, stop, total, extra):
-    """The sum of the rows `order[start] ... order[stop - 1]`, in float64: rows of sources at zero may be very large."""
+    """The sum of the rows `order[start] ... order[stop - 1]`, in float64."""
     width = value_of(lanes)
     total[:] = 0.0
     extra[0] = 0.0
@@ -56,10 +60,10 @@ def sum_rows(lanes, rows, scalars, order, start, stop, total, extra):
 
 
 @compiled
-def sum_signed(lanes, columns, number, count, rows, scalars, halves):
-    """`halves.signed`: of `number` columns d, the sums of `sign(columns[d, n]) rows[n]` over n."""
+def sum_positive(lanes, columns, number, count, rows, scalars, halves):
+    """`halves.positive`: of `number` columns, the sums of the rows of sources with positive coordinates."""
     width = value_of(lanes)
-    totals, extras, signs = halves.signed, halves.signed_extra, halves.signs
+    totals, extras, weights = halves.positive, halves.positive_extra, halves.weights
     real = rows.dtype.type
     totals[:] = 0.0
     extras[:] = 0.0
@@ -67,20 +71,20 @@ def sum_signed(lanes, columns, number, count, rows, scalars, halves):
         for first in range(0, count, _BLOCK):
             block = min(_BLOCK, count - first)
             for i in range(4):
+                # behind the last column it is summed once more, and not kept
                 column = columns[min(d + i, number - 1)]
                 for n in range(block):
-                    spot = column[first + n]
-                    signs[i * _BLOCK + n] = real(spot > 0.0) - real(spot < 0.0)
+                    weights[i * _BLOCK + n] = real(column[first + n] > 0.0)
             total0 = total1 = total2 = total3 = zeros(rows, lanes)
             for n in range(block):
                 row = load(rows, (first + n) * width, lanes)
-                total0 = multiply_add(at(signs, n), row, total0)
-                total1 = multiply_add(at(signs, _BLOCK + n), row, total1)
-                total2 = multiply_add(at(signs, 2 * _BLOCK + n), row, total2)
-                total3 = multiply_add(at(signs, 3 * _BLOCK + n), row, total3)
+                total0 = multiply_add(at(weights, n), row, total0)
+                total1 = multiply_add(at(weights, _BLOCK + n), row, total1)
+                total2 = multiply_add(at(weights, 2 * _BLOCK + n), row, total2)
+                total3 = multiply_add(at(weights, 3 * _BLOCK + n), row, total3)
             for i in range(min(4, number - d)):
                 for n in range(block):
-                    extras[d + i] += np.float64(signs[i * _BLOCK + n]) * np.float64(scalars[first + n])
+                    extras[d + i] += np.float64(weights[i * _BLOCK + n]) * np.float64(scalars[first + n])
             _add(lanes, totals, d, total0)
             if d + 1 < number:
                 _add(lanes, totals, d + 1, total1)
@@ -91,19 +95,35 @@ def sum_signed(lanes, columns, number, count, rows, scalars, halves):
 
 
 @compiled
-def begin_half(lanes, depth, halves, d, negative, coefficients, constant):
+def _sum_side(lanes, rows, scalars, order, zero, beyond, d, negative, halves):
+    """`halves.side`: of all sources on one side of zero, in column d; its zeros are `zero ... beyond - 1` in order."""
+    width, count = value_of(lanes), order.shape[0]
+    side, extra = halves.side, halves.side_extra
+    start, stop = (0, zero) if negative else (beyond, count)
+    if stop - start <= max(_FEW, count // _PART):
+        sum_rows(lanes, rows, scalars, order, start, stop, side, extra)
+        return
+    positive = halves.positive[d * width : (d + 1) * width]
+    if negative:
+        sum_rows(lanes, rows, scalars, order, zero, beyond, side, extra)
+        side[:] = halves.total - side - positive
+        extra[0] = halves.total_extra[0] - extra[0] - halves.positive_extra[d]
+    else:
+        side[:] = positive
+        extra[0] = halves.positive_extra[d]
+
+
+@compiled
+def begin_half(lanes, depth, rows, scalars, order, zero, beyond, d, negative, profile, halves):
     """`halves.initial`: what a target on that side has from all sources there, and the constant, in column d."""
-    sign = -1.0 if negative else 1.0
     width, powers = value_of(lanes), value_of(depth)
+    _sum_side(lanes, rows, scalars, order, zero, beyond, d, negative, halves)
     for k in range(powers):
-        share = -0.5 * np.float64(coefficients[k])
-        for c in range(width):
-            ours = halves.total[c] - halves.zero[c] + sign * halves.signed[d * width + c]
-            halves.initial[k * width + c] = share * ours
-        ours = halves.total_extra[0] - halves.zero_extra[0] + sign * halves.signed_extra[d]
-        halves.initial_extra[k] = share * ours
-    halves.initial[:width] += constant * halves.total
-    halves.initial_extra[0] += constant * halves.total_extra[0]
+        share = -profile.coefficients[k]
+        halves.initial[k * width : (k + 1) * width] = share * halves.side
+        halves.initial_extra[k] = share * halves.side_extra[0]
+    halves.initial[:width] += profile.constant * halves.total
+    halves.initial_extra[0] += profile.constant * halves.total_extra[0]
 
 
 @compiled

@@ -200,6 +200,11 @@ def walk(
                 origin - nodes[j], False, rate, shares, j, None, far_indices, far, own, stride, moments, extras, local,
                 local_extra, base, base_extra,
             )  # fmt: skip
+        if folded and starts[group] == count:
+            # all sources are passed: what rounding has left of their sum would be multiplied with the distance
+            store(moments, (powers - 1) * width, zeros(moments, lanes))
+            store(local, (powers - 1) * width, zeros(local, lanes))
+            extras[powers - 1] = local_extra[powers - 1] = 0.0
         fold(lanes, powers, moments, extras, local, local_extra, base, base_extra)
         if two_sided:
             for k in range(powers):

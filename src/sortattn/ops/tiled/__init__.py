@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from ...kernels import ExponentialKernel, Gauss, Kernel, Softmax
-from ...normalise import normaliser, poisoned
+from ...normalise import normalise, poisoned
 from ...validation import Problem
 from ..batching import fold, unfold
-from ..scale import scale_rows
 from . import blocks, cuda
 
 
@@ -26,7 +25,7 @@ def attention(problem: Problem, kernel: Kernel) -> Tensor:
     if isinstance(kernel, (Softmax, Gauss)) and _sdpa_serves(problem):
         return poisoned(problem, _sdpa(problem, kernel))
     sums, total = _sums(problem, kernel, shifted=isinstance(kernel, ExponentialKernel))
-    return scale_rows(sums, normaliser(problem, total, kernel.floor))
+    return normalise(problem, sums, total, kernel.floor)
 
 
 def kernel_sum(problem: Problem, kernel: Kernel) -> Tensor:

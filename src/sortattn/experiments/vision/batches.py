@@ -1,0 +1,57 @@
+"""Batches to learn from: a function of the seed and their number alone, so that an interrupt changes nothing."""
+
+import random
+
+import torch
+from torch import Tensor
+
+from ...errors import CommandError
+from .augment import rand_augment, shift_and_mirror
+from .data import Images
+from .mix import mix
+
+# of CIFAR-10, by channel
+MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+
+class Batches:
+    """The batch with a number, of an epoch in which every image comes at most once.
+
+    To learn from labels (`labelled`) images are augmented by RandAugment, MixUp and CutMix; to learn from a teacher
+    they are only shifted and mirrored.
+    """
+
+    def __init__(self, images: Images, *, size: int, seed: int, labelled: bool):
+        if size > len(images):
+            raise CommandError(f"expected a --batch of at most {len(images):,} images, got {size:,}")
+        self.images, self.size, self.seed, self.labelled = images, size, seed, labelled
+        self._order: tuple[int, list[int]] | None = None
+
+    @property
+    def per_epoch(self) -> int:
+        """Batches in an epoch; what is left over of the images waits for the next one."""
+        return len(self.images) // self.size
+
+    def __call__(self, number: int) -> dict[str, Tensor]:
+        places = torch.tensor(self.places(number), device=self.images.pixels.device)
+        source = random.Random(f"{self.seed} batch {number}")
+        pixels = shift_and_mirror(self.images.pixels[places], source)
+        if not self.labelled:
+            return {"pixel_values": normalised(pixels)}
+        images, targets = mix(normalised(rand_augment(pixels, source)), self.images.labels[places], source)
+        return {"pixel_values": images, "labels": targets}
+
+    def places(self, number: int) -> list[int]:
+        """Which images a batch holds."""
+        epoch, place = divmod(number, self.per_epoch)
+        if self._order is None or self._order[0] != epoch:
+            order = list(range(len(self.images)))
+            random.Random(f"{self.seed} epoch {epoch}").shuffle(order)
+            self._order = epoch, order
+        return self._order[1][place * self.size : (place + 1) * self.size]
+
+
+def normalised(pixels: Tensor) -> Tensor:
+    """Bytes to numbers with mean zero and variance one over CIFAR-10."""
+    mean, deviation = (torch.tensor(row, device=pixels.device)[:, None, None] for row in (MEAN, DEVIATION))
+    return (pixels.float() / 255 - mean) / deviation
