@@ -6,7 +6,7 @@ A kind of row is a frozen dataclass whose fields are `str`, `int`, `float`, `boo
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import Field, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -44,7 +44,13 @@ class Records(Generic[Row]):
 
 def columns(kind: type) -> tuple[str, ...]:
     """The heading of a file with rows of this kind."""
-    return tuple(field.name for field in fields(kind))
+    return tuple(field.name for field in _fields(kind))
+
+
+def _fields(kind: type) -> list[Field]:
+    """The fields in the order of the columns: its own first, then those of the class it is made from."""
+    inherited = {field.name for base in kind.__bases__ if is_dataclass(base) for field in fields(base)}
+    return sorted(fields(kind), key=lambda field: field.name in inherited)
 
 
 def write(path: Path, kind: type, rows: Sequence[object]) -> None:
@@ -74,7 +80,7 @@ def read(path: Path, kind: type[Row]) -> list[Row]:
 
 
 def _parse(path: Path, kind: type[Row], number: int, line: list[str]) -> Row:
-    wanted = fields(kind)
+    wanted = _fields(kind)
     if len(line) != len(wanted):
         problem = f"expected {len(wanted)} fields, got {len(line)}"
     else:

@@ -16,13 +16,13 @@ from ..errors import CommandError
 from ..kernels import KERNELS
 from ..table import render
 from ..validation import make_problem
-from .machine import now, this_machine
+from .machine import Measured, now, this_machine
 
 Inputs = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Measured):
     """Relative Frobenius errors of the output against float64 on the same float32 inputs.
 
     `error` is the grid's, `estimate` what `grid_error` says of it; `bfloat16` and `float16` are those of an exact
@@ -40,14 +40,6 @@ class Row:
     heads: int
     head_dim: int
     value_dim: int
-    machine: str
-    cpu: str
-    accelerator: str
-    python: str
-    torch: str
-    numba: str
-    sortattn: str
-    date: str
 
 
 # synthetic data, by how queries and keys are drawn; values are unit normal

@@ -25,6 +25,13 @@ class Machine:
     sortattn: str
 
 
+@dataclass(frozen=True)
+class Measured(Machine):
+    """What every row ends with: the machine, the versions, and when it was measured."""
+
+    date: str
+
+
 def this_machine(device: str = "cpu") -> Machine:
     """The facts about this machine, with the name of the GPU if `device` is one."""
     on_gpu = torch.device(device).type == "cuda"

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from .. import records
 from .cases import Case, Settings
-from .machine import Machine
+from .machine import Machine, Measured
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Measured):
     """One measurement. Times are per call; `speedup` is `softmax_ms / median_ms`, both from the same rounds.
 
     `memory_bytes` is the peak beyond the inputs and `memory_ratio` the same as a multiple of the inputs. A number is
@@ -36,14 +36,6 @@ class Row:
     causal: bool
     device: str
     threads: int
-    machine: str
-    cpu: str
-    accelerator: str
-    python: str
-    torch: str
-    numba: str
-    sortattn: str
-    date: str
 
     @property
     def case(self) -> Case:

@@ -6,7 +6,7 @@ from statistics import mean, pstdev
 
 from ...records import Records
 from ..cases import Case, Settings, make_call, make_inputs
-from ..machine import now
+from ..machine import Measured, now
 from ..measure import sample
 from ..memory import extra_bytes
 from ..progress import Advance
@@ -19,7 +19,7 @@ PATIENCE_MS = 30_000.0
 
 
 @dataclass(frozen=True)
-class PaperRow:
+class PaperRow(Measured):
     """One cell of a table: milliseconds per call, and the peak memory beyond the inputs (None if not measured)."""
 
     kernel: str
@@ -40,14 +40,6 @@ class PaperRow:
     causal: bool
     device: str
     threads: int
-    machine: str
-    cpu: str
-    accelerator: str
-    python: str
-    torch: str
-    numba: str
-    sortattn: str
-    date: str
 
     @property
     def case(self) -> Case:

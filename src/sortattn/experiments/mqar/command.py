@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 
 from ...bench.command import check_names, usable_device
-from ...bench.machine import now, this_machine
+from ...bench.machine import Measured, now, this_machine
 from ...bench.progress import Advance, progress
 from ...bench.run import use_threads
 from ...errors import CommandError
@@ -31,7 +31,7 @@ SMOKE = {
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Measured):
     """One trained model: `accuracy` is the share of values it recalls on sequences it was not trained on."""
 
     kernel: str
@@ -50,14 +50,6 @@ class Row:
     most_steps: int
     device: str
     threads: int
-    machine: str
-    cpu: str
-    accelerator: str
-    python: str
-    torch: str
-    numba: str
-    sortattn: str
-    date: str
 
     @property
     def key(self) -> tuple:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ...bench.command import check_names, usable_device
-from ...bench.machine import now, this_machine
+from ...bench.machine import Measured, now, this_machine
 from ...bench.progress import Advance, progress
 from ...bench.run import use_threads
 from ...errors import CommandError
@@ -31,7 +31,7 @@ SMOKE = {"kernel": ["add_bump", "relu"], "sizes": [3, 6, 9], "head_dim": 4, "see
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Measured):
     """One run. `bound` is what its loss cannot fall below; `seconds` those of its batch until it ended.
 
     `final_loss` belongs to the last step, `lowest_loss` to the best; a run ends when its loss is below the target.
@@ -51,14 +51,6 @@ class Row:
     most_steps: int
     device: str
     threads: int
-    machine: str
-    cpu: str
-    accelerator: str
-    python: str
-    torch: str
-    numba: str
-    sortattn: str
-    date: str
 
 
 def recall(options: Namespace) -> int:

@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 
 from ... import records
-from ...bench.machine import Machine
+from ...bench.machine import Machine, Measured
 from ...kernels import KERNELS
 from ...table import render
 
@@ -15,7 +15,7 @@ COLUMNS = ("scratch", "copy", "layerwise", "end-to-end")
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Measured):
     """The test accuracy of one model in per cent, with how it was made.
 
     `steps` are those of the stage itself, `layerwise_steps` those before it; `teacher` is the accuracy of the teacher.
@@ -41,15 +41,7 @@ class Row:
     seconds: float
     device: str
     threads: int
-    machine: str
-    cpu: str
-    accelerator: str
-    python: str
-    torch: str
-    numba: str
-    sortattn: str
     transformers: str
-    date: str
 
 
 # where and when it was looked at says nothing about a run that was finished before
