@@ -331,11 +331,13 @@ def test_the_output_may_be_changed_in_place(case, backend, device):
     assert torch.equal(gradient, expected)
 
 
+@pytest.mark.parametrize("side", [1.0, -1.0], ids=["positive", "negative"])
 @pytest.mark.parametrize("backend", ["tiled", "sorted"])
-def test_few_keys_on_a_side_of_zero_do_not_drown_in_the_many_on_the_other(backend, device):
+def test_few_keys_on_a_side_of_zero_do_not_drown_in_the_many_on_the_other(backend, side, device):
     key = -torch.randn(1, 3000, 1, generator=torch.Generator().manual_seed(0)).abs()
     key[0, 5] = 0.01
-    query = torch.full((1, 4, 1), 1.0)
+    key = side * key
+    query = torch.full((1, 4, 1), side)
     value = torch.randn(1, 3000, 16, generator=torch.Generator().manual_seed(1))
     exact = sortattn.kernel_attention(query.double(), key.double(), value.double(), "add_riesz", backend="reference")
     inputs = (part.to(device) for part in (query, key, value))
