@@ -343,3 +343,29 @@ def test_few_keys_on_a_side_of_zero_do_not_drown_in_the_many_on_the_other(backen
     inputs = (part.to(device) for part in (query, key, value))
     output = sortattn.kernel_attention(*inputs, "add_riesz", backend=backend)
     assert_close(output.cpu(), exact, FORWARD[torch.float32])
+
+
+@pytest.mark.parametrize("side", [1.0, -1.0], ids=["positive", "negative"])
+@pytest.mark.usefixtures("cpu_only")
+def test_large_values_on_the_other_side_of_zero_leave_no_rounding_on_this_one(side):
+    generator = torch.Generator().manual_seed(0)
+    key = -torch.randn(1, 3000, 1, generator=generator).abs()
+    value = 1e3 * torch.randn(1, 3000, 16, generator=generator)
+    key[0, :2, 0] = torch.tensor([0.5, 5.0])
+    query = torch.full((1, 4, 1), side)
+    exact = sortattn.kernel_attention(
+        query.double(), side * key.double(), value.double(), "add_riesz", backend="reference"
+    )
+    output = sortattn.kernel_attention(query, side * key, value, "add_riesz", backend="sorted")
+    assert_close(output, exact, FORWARD[torch.float32])
+
+
+@pytest.mark.usefixtures("cpu_only")
+def test_a_query_far_beyond_all_keys_has_no_rounding_of_their_sum():
+    generator = torch.Generator().manual_seed(0)
+    key = 0.01 * torch.randn(1, 3000, 1, generator=generator).abs()
+    value = torch.randn(1, 3000, 16, generator=generator)
+    query = torch.full((1, 4, 1), 100.0)
+    exact = sortattn.kernel_attention(query.double(), key.double(), value.double(), "add_riesz", backend="reference")
+    output = sortattn.kernel_attention(query, key, value, "add_riesz", backend="sorted")
+    assert_close(output, exact, FORWARD[torch.float32])
