@@ -1,5 +1,7 @@
 """The walker's CUDA sources compile for every kind of kernel, and what the host makes of a kernel's terms."""
 
+import math
+
 import pytest
 import torch
 
@@ -23,14 +25,14 @@ def _fresh(monkeypatch, tmp_path):
 
 
 def defines_of(terms, products, dtype=torch.float32, width=64, ordered=False):
-    return {cuda._defines(side, dtype, width, products, ordered) for side in cuda._sides(terms, mirrored=False)}
+    return cuda._defines(cuda._tracks(terms, mirrored=False), dtype, width, products, ordered)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("name", KERNELS)
 def test_walks_of_values_and_of_gradients_compile(name, architecture):
     terms = KERNELS[name].terms()
-    for defines in defines_of(terms, False) | defines_of(_derivative(terms), True):
+    for defines in (defines_of(terms, False), defines_of(_derivative(terms), True)):
         code = cubin(cuda._WALK, defines, architecture)
         for entry in (b"summarise", b"accumulate", b"walk"):
             assert entry in code
@@ -43,7 +45,8 @@ def test_walks_of_values_and_of_gradients_compile(name, architecture):
 )
 def test_other_types_and_widths_compile(dtype, width, ordered):
     terms = KERNELS["add_bump"].terms()
-    for defines in defines_of(terms, False, dtype, width, ordered) | defines_of(terms, True, dtype, width, ordered):
+    for products in (False, True):
+        defines = defines_of(terms, products, dtype, width, ordered)
         assert b"walk" in cubin(cuda._WALK, defines, "sm_90")
 
 
@@ -57,35 +60,65 @@ def test_sorts_compile(architecture):
 
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("derivative", [False, True], ids=["values", "derivative"])
-def test_the_sides_add_up_to_the_kernel_at_ties_too(name, derivative):
+@pytest.mark.parametrize("mirrored", [False, True], ids=["plain", "transposed"])
+def test_the_tracks_add_up_to_the_kernel_at_ties_too(name, derivative, mirrored):
     kernel = KERNELS[name]
     terms = _derivative(kernel.terms()) if derivative else kernel.terms()
-    # between the nodes, at them, and far outside
-    places = [-7.0, -0.3, 0.0, 0.4, 9.0, *terms.nodes.tolist(), *(-terms.nodes).tolist()]
+    tracks = cuda._tracks(terms, mirrored)
+    # between the nodes, at them, and far outside, on both sides of zero
+    targets = [-2.3, 0.0, 0.5, 3.0]
+    steps = [-7.0, -0.3, 0.0, 0.4, 9.0, *terms.nodes.tolist(), *(-terms.nodes).tolist()]
+
+    def polynomial(table, z):
+        return sum(c * z**i for i, c in enumerate(table)) * math.exp(-terms.rate * z)
 
     def by_terms(u):
+        return sum(
+            polynomial(table, z) * (0.5 if z == 0 else 1.0)
+            for node, below, above in zip(terms.nodes.tolist(), terms.below.tolist(), terms.above.tolist(), strict=True)
+            for table, z in ((below, u - node), (above, -u - node))
+            if z >= 0
+        )
+
+    def definition(s, t):
+        if not terms.folded:
+            return by_terms(s - t)
+        return sum(
+            (by_terms(sign * (s - t)) - by_terms(sign * s)) * (sign if terms.folded < 0 else 1)
+            for sign in (1, -1)
+            if sign * t > 0 and (sign * s > 0 or (s == 0 and terms.folded < 0))
+        )
+
+    def by_tracks(s, t):
         total = 0.0
-        for node, below, above in zip(terms.nodes.tolist(), terms.below.tolist(), terms.above.tolist(), strict=True):
-            for side, z in ((below, u - node), (above, -u - node)):
-                step = 0.5 if z == 0 else float(z > 0)
-                value = sum(number * z**power for power, number in enumerate(side))
-                total += step * value * torch.tensor(-terms.rate * z).exp().item() if step else 0.0
+        for i in range(tracks.number):
+            flipped, closed, negated = tracks.one(i)
+            *numbers, rate = tracks.table(i)
+            assert rate == terms.rate
+            nodes = numbers[: tracks.nodes]
+            tables = torch.tensor(numbers[tracks.nodes :]).reshape(tracks.nodes, tracks.powers).tolist()
+            target, source = (-s, -t) if flipped else (s, t)
+            if tracks.folded and (source <= 0 or target < 0 or (target == 0 and tracks.folded > 0)):
+                continue
+            # a folded track begins with all sources at zero, of which those at an odd kernel's zero count half
+            places = [(source, 1.0), (0.0, -1.0)] if tracks.folded else [(source, 1.0)]
+            part = 0.0
+            for place, share in places:
+                for node, table in zip(nodes, tables, strict=True):
+                    z = target - place - node
+                    tie = 0.5 if tracks.halves else float(closed)
+                    part += share * (1.0 if z > 0 else tie if z == 0 else 0.0) * polynomial(table, z)
+            total += -part if negated else part
         return total
 
-    def by_sides(u):
-        total = 0.0
-        for side in cuda._sides(terms, mirrored=False):
-            nodes = side.numbers[: side.nodes]
-            coefficients = torch.tensor(side.numbers[side.nodes : -1]).reshape(side.nodes, side.powers).tolist()
-            for j, (node, row) in enumerate(zip(nodes, coefficients, strict=True)):
-                z = (-u if side.mirrored else u) - node
-                if z > 0 or (z == 0 and side.ties >> j & 1):
-                    value = sum(number * z**power for power, number in enumerate(row))
-                    total += value * torch.tensor(-terms.rate * z).exp().item()
-        return total
-
-    for u in places:
-        assert by_sides(u) == pytest.approx(by_terms(u), rel=1e-6, abs=1e-6)
+    for s in targets:
+        for step in steps:
+            t = s - step
+            expected = definition(s, t) if not mirrored else definition(t, s)
+            if mirrored and terms.folded:
+                # its own transpose, and the derivative's is by the other argument
+                expected = definition(s, t) * (-1 if terms.folded < 0 else 1)
+            assert by_tracks(s, t) == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 def test_a_kernel_with_more_nodes_than_there_is_room_for_is_refused():

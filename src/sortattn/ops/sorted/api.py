@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...kernels import Terms
 from ..batching import fold, unfold
-from .lines import Points, walker
+from .lines import walker
 
 
 @torch.library.custom_op("sortattn::sided_sum", mutates_args=())
@@ -79,7 +79,7 @@ def sided_sum_backward(
     parts = (grad, grad_extra, query, key, value, weight)
     grad, grad_extra, query, key, value, weight = (part.detach().contiguous() for part in parts)
     terms = Terms(nodes, below.detach(), above.detach(), rate, compact, folded, constant)
-    queries, keys = Points(query, query_order), Points(key, key_order)
+    queries, keys = walk.points(query, query_order), walk.points(key, key_order)
     nothing = [value.new_empty(0) for _ in range(7)]
     grad_query, grad_key, grad_value, grad_weight, grad_bandwidth, grad_below, grad_above = nothing
     if wants_value:

@@ -50,11 +50,8 @@ def _part(problem: Problem, kernel: SidedKernel) -> tuple[Tensor, Tensor]:
     bandwidth = torch.as_tensor(problem.bandwidth, dtype=torch.float64, device=query.device)
     bandwidth = bandwidth.reshape(-1).expand(query.shape[0])
     terms = kernel.terms()
-    folded, constant = terms.folded, terms.constant
     parts = None
-    if query.device.type == "cuda" or not folded:
-        # the walker of the GPU does not fold the line: there a folded kernel is one of `s - t` with a separable part
-        folded, constant = 0, 0.0
+    if not terms.folded:
         # it comes first, so that the backward pass comes to it last, when the sorted sums hold no memory
         parts = kernel.separable(query, key, problem.bandwidth)
     if parts is not None:
@@ -63,8 +60,8 @@ def _part(problem: Problem, kernel: SidedKernel) -> tuple[Tensor, Tensor]:
         vectors, counts = collect(factors, value), factors.sum(-1)
     # the argsorts, which only the backward pass needs, are not kept alive by a name here
     sums, total = sided_sum(
-        query, key, value, weight, bandwidth, terms.nodes, terms.below, terms.above, terms.rate, terms.compact, folded,
-        constant,
+        query, key, value, weight, bandwidth, terms.nodes, terms.below, terms.above, terms.rate, terms.compact,
+        terms.folded, terms.constant,
     )[:2]  # fmt: skip
     if parts is not None:
         sums = spread(sums, torch.stack([row, torch.ones_like(row)], 1), vectors)

@@ -7,6 +7,7 @@ blocks of channels in order.
 
 import functools
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,10 +15,21 @@ from torch import Tensor
 
 from ... import threads
 from ...kernels import Terms
-from .lines import Points
 
 # channels that are walked together
 _WIDTHS = (64, 32, 16)
+
+
+class Points(NamedTuple):
+    """Points `(P, N, D)` and their argsort `(P, D, N)` along every dimension."""
+
+    points: Tensor
+    order: Tensor
+
+
+def points(points: Tensor, order: Tensor) -> Points:
+    """Points along their argsort."""
+    return Points(points, order)
 
 
 def unsorted(points: Tensor) -> Points:

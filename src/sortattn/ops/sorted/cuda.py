@@ -11,62 +11,70 @@ from torch import Tensor
 from ...cuda.compile import Defines
 from ...cuda.launch import Kernel
 from ...kernels import Terms
-from .lines import Points
 
 _WALK, _SORT, _ARRANGE = (Path(__file__).with_name(f"{name}.cu") for name in ("walk", "sort", "arrange"))
 _REALS = {torch.float32: "float", torch.float64: "double"}
 # keys of a thread of a block that sorts, at most: sixteen thousand in its shared memory
 _ITEMS = 16
+# places that a block merges, as in sort.cu
+_MERGED = 2048
 # as in walk.cu
 _BLOCK, _WARPS = 256, 4
-# sorted targets that one warp walks: at most, and at least where there are few of them
-_LONG, _SHORT = 1024, 128
-# warps that keep a large GPU busy
-_BUSY = 8192
-# bytes of moments that a launch may take; heads beyond wait for the next one
+# rows that a warp has on their way at a time
+_CHUNK = 8
+# sorted targets that one warp walks, at least
+_SHORT = 128
+# warps of a multiprocessor that walk at a time
+_RESIDENT = 24
+# bytes of work space that is always to be had; otherwise it is no larger than the rows
 _WORKSPACE = 256 << 20
+
+
+class Lines(NamedTuple):
+    """Sorted coordinates `(P, D, N)`, and the indices of the points they belong to."""
+
+    places: Tensor
+    order: Tensor
+
+
+def points(points: Tensor, order: Tensor) -> Lines:
+    """Points `(P, N, D)` along their argsort `(P, D, N)`."""
+    places = torch.empty(order.shape, dtype=points.dtype, device=order.device)
+    _, dims, count = order.shape
+    with torch.cuda.device(order.device):
+        grid = (min(math.ceil(places.numel() / 256), 1 << 20),)
+        Kernel(_ARRANGE, "arrange", (("REAL", _REALS[points.dtype]),))(
+            grid, 256, points, order, places, places.numel(), count, dims
+        )
+    return Lines(places, order)
 
 
 def sort(points: Tensor) -> Tensor:
     """The argsort `(P, D, N)`, int32, of every dimension of `points (P, N, D)`."""
-    problems, count, dims = points.shape
-    order = torch.empty(problems, dims, count, dtype=torch.int32, device=points.device)
-    for some in _groups(problems, 16 * count * dims):
-        _sort(points[some], order[some])
-    return order
+    return _sort(points).order
 
 
 def forward(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor, terms: Terms, bandwidth: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sums of values and of weights for all queries, and the argsorts of queries and keys, see `cpu.forward`."""
-    problems, _, dims = query.shape
-    query_order, key_order = (
-        torch.empty(problems, dims, points.shape[1], dtype=torch.int32, device=points.device) for points in (query, key)
-    )
-    walk = _Walk(_sides(terms, False), value, weight, bandwidth, query.shape[1:])
-    out, out_extra = walk.nothing()
-    for some in walk.groups():
-        keys = _Lines(_sort(key[some], key_order[some]), key_order[some])
-        queries = _Lines(_sort(query[some], query_order[some]), query_order[some])
-        walk.run(some, keys, queries, out, out_extra, None)
-    return out[..., : value.shape[2]], out_extra, query_order, key_order
+    queries, keys = _sort(query), _sort(key)
+    return *scatter(keys, queries, value, weight, terms, bandwidth, False), queries.order, keys.order
 
 
 def scatter(
-    sources: Points, targets: Points, rows: Tensor, extra: Tensor, terms: Terms, bandwidth: Tensor, mirrored: bool
+    sources: Lines, targets: Lines, rows: Tensor, extra: Tensor, terms: Terms, bandwidth: Tensor, mirrored: bool
 ) -> tuple[Tensor, Tensor]:
     """Sum `rows (P, N, C)` and `extra (P, N)` of the sources for the targets, see `cpu.scatter`."""
-    walk = _Walk(_sides(terms, mirrored), rows, extra, bandwidth, targets.points.shape[1:])
-    out, out_extra = walk.nothing()
-    for some in walk.groups():
-        walk.run(some, _arrange(sources, some), _arrange(targets, some), out, out_extra, None)
+    walk = _Walk(_tracks(terms, mirrored), sources, targets, rows, extra, bandwidth)
+    out, out_extra = walk.nothing(terms.constant)
+    walk.run(out, out_extra, None)
     return out[..., : rows.shape[2]], out_extra
 
 
 def dot(
-    sources: Points,
-    targets: Points,
+    sources: Lines,
+    targets: Lines,
     rows: Tensor,
     extra: Tensor,
     other: Tensor,
@@ -77,192 +85,215 @@ def dot(
     factors: Tensor,
 ) -> Tensor:
     """The sums of `scatter` along each dimension by itself, multiplied with rows of the targets, see `cpu.dot`."""
-    walk = _Walk(_sides(terms, mirrored), rows, extra, bandwidth, targets.points.shape[1:])
-    products = torch.zeros(targets.points.shape, dtype=rows.dtype, device=rows.device)
-    other, other_extra = walk.padded(other), other_extra.contiguous()
-    for some in walk.groups():
-        walk.run(some, _arrange(sources, some), _arrange(targets, some), other, other_extra, products)
+    walk = _Walk(_tracks(terms, mirrored), sources, targets, rows, extra, bandwidth)
+    problems, dims, number = targets.order.shape
+    products = torch.zeros(problems, number, dims, dtype=rows.dtype, device=rows.device)
+    walk.run(walk.padded(other), other_extra.contiguous(), products)
     return products.mul_(factors.to(products.dtype)[:, None, None])
 
 
-class _Lines(NamedTuple):
-    """Sorted coordinates `(P, D, N)` of some heads, and the indices of the points they belong to."""
-
-    places: Tensor
-    order: Tensor
-
-
-def _sort(points: Tensor, order: Tensor) -> Tensor:
-    """Write the argsort of some heads to `order`; returns the sorted coordinates."""
-    if points.dtype == torch.float32 and points.numel():
-        return _sort_lines(points, order)
-    # what is no finite number stands at zero, as in the kernels; adding zero turns -0.0 into 0.0
-    lines = points.nan_to_num(0.0, 0.0, 0.0).add_(0.0).transpose(1, 2).contiguous()
-    places, indices = lines.sort(dim=-1, stable=True)
-    order.copy_(indices)
-    return places
+def _sort(points: Tensor) -> Lines:
+    problems, count, dims = points.shape
+    order = torch.empty(problems, dims, count, dtype=torch.int32, device=points.device)
+    places = torch.empty(order.shape, dtype=points.dtype, device=points.device)
+    for some in _groups(problems, 8 * count * dims, points):
+        if points.dtype == torch.float32 and points.numel():
+            _sort_lines(points[some], order[some], places[some])
+            continue
+        # what is no finite number stands at zero, as in the kernels; adding zero turns -0.0 into 0.0
+        lines = points[some].nan_to_num(0.0, 0.0, 0.0).add_(0.0).transpose(1, 2).contiguous()
+        places[some], order[some] = lines.sort(dim=-1, stable=True)
+    return Lines(places, order)
 
 
-def _sort_lines(points: Tensor, order: Tensor) -> Tensor:
+def _sort_lines(points: Tensor, order: Tensor, places: Tensor) -> None:
     heads, count, dims = points.shape
     items = next(items for items in (1, 2, 4, 8, _ITEMS) if count <= 1024 * items or items == _ITEMS)
     length = 1024 * items
     runs = math.ceil(count / length)
     defines = (("ITEMS", items),)
-    shared = length * 6 + 32 * 256 * 2 + (256 + 32) * 4
+    # keys and indices; then counts, cells and totals, or digits of all warps and starts
+    shared = length * 6 + max(length * 2 + 1024 * 8 + 32 * 4, 32 * 256 * 2 + (256 + 32) * 4)
     rounds = math.ceil(math.log2(runs))
-    # sorted runs and merged ones take turns in two buffers, such that the last one is `order`
-    spare = torch.empty_like(order) if rounds else order
-    here, there = (order, spare) if rounds % 2 == 0 else (spare, order)
-    places = torch.empty(order.shape, dtype=points.dtype, device=points.device)
-    other_places = torch.empty_like(places) if rounds else places
+    # sorted runs and merged ones take turns in two pairs of buffers, such that the last one is the result
+    here, there = (order, places), (order, places)
+    if rounds:
+        there = (torch.empty_like(order), torch.empty_like(places))
+    if rounds % 2:
+        here, there = there, here
     with torch.cuda.device(points.device):
         Kernel(_SORT, "sort_runs", defines)(
-            (heads * dims * runs,), 1024, points, here, places, count, dims, runs, shared=shared
+            (heads * dims * runs,), 1024, points, *here, count, dims, runs, shared=shared
         )
         while length < count:
-            grid = (math.ceil(heads * dims * math.ceil(count / 8) / 256),)
-            Kernel(_SORT, "merge_runs", defines)(
-                grid, 256, here, places, there, other_places, heads * dims, count, length
-            )
-            here, there, places, other_places = there, here, other_places, places
+            grid = (heads * dims * math.ceil(count / _MERGED),)
+            Kernel(_SORT, "merge_runs", defines)(grid, 256, *here, *there, count, length)
+            here, there = there, here
             length *= 2
-    return places
 
 
-def _arrange(points: Points, some: slice) -> _Lines:
-    """The coordinates of some heads in their order."""
-    coordinates, order = points.points[some], points.order[some]
-    places = torch.empty(order.shape, dtype=coordinates.dtype, device=order.device)
-    _, dims, count = order.shape
-    with torch.cuda.device(order.device):
-        grid = (min(math.ceil(places.numel() / 256), 1 << 20),)
-        Kernel(_ARRANGE, "arrange", (("REAL", _REALS[coordinates.dtype]),))(
-            grid, 256, coordinates, order, places, places.numel(), count, dims
-        )
-    return _Lines(places, order)
-
-
-def _groups(problems: int, size: int) -> list[slice]:
+def _groups(problems: int, size: int, rows: Tensor) -> list[slice]:
     """As many heads at a time as the work space has room for, of `size` bytes each."""
-    together = max(1, _WORKSPACE // max(size, 1))
+    together = max(1, max(_WORKSPACE, rows.numel() * rows.element_size()) // max(size, 1))
     return [slice(first, min(first + together, problems)) for first in range(0, problems, together)]
 
 
-class _Side:
-    """The terms of one side: at which nodes a tie counts, and whether lines are walked from the other end for it."""
+class _Tracks:
+    """What is walked along every line: a table for each side, and in bits which of them are mirrored and so on."""
 
-    def __init__(self, nodes: Tensor, below: Tensor, ties: list[bool], terms: Terms, mirrored: bool):
-        self.numbers = (*nodes.tolist(), *below.flatten().tolist(), terms.rate)
-        self.nodes, self.powers = below.shape
-        self.ties = sum(1 << j for j, counts in enumerate(ties) if counts)
-        self.rate, self.compact, self.mirrored = bool(terms.rate), terms.compact, mirrored
+    def __init__(self, terms: Terms, tables: list[Tensor], mirrored: list[bool], halves: bool, closed=(), negated=()):
+        self.numbers = tuple(
+            number for table in tables for number in (*terms.nodes.tolist(), *table.flatten().tolist(), terms.rate)
+        )
+        self.number = len(tables)
+        self.nodes, self.powers = terms.below.shape
+        self.halves, self.rate, self.compact, self.folded = halves, bool(terms.rate), terms.compact, terms.folded
+        self.mirrored, self.closed, self.negated = (_bits(flags) for flags in (mirrored, closed, negated))
 
+    def one(self, i: int) -> tuple[int, int, int]:
+        """The flags of one side alone."""
+        return self.mirrored >> i & 1, self.closed >> i & 1, self.negated >> i & 1
 
-def _sides(terms: Terms, mirrored: bool) -> list[_Side]:
-    nodes, below, above = terms.nodes, terms.below, terms.above
-    if above.any():
-        # of a tie both sides have half: that is all for one of them where they agree, and nothing where they cancel
-        constants = below[:, 0], above[:, 0]
-        whole = torch.equal(*constants)
-        if whole or torch.equal(constants[0], -constants[1]):
-            return [
-                _Side(nodes, below, [False] * len(nodes), terms, mirrored),
-                _Side(nodes, above, [whole] * len(nodes), terms, not mirrored),
-            ]
-        return [_halved(nodes, below, terms, mirrored), _halved(nodes, above, terms, not mirrored)]
-    if below[:, 0].any():
-        return [_halved(nodes, below, terms, mirrored)]
-    return [_Side(nodes, below, [False] * len(nodes), terms, mirrored)]
+    def table(self, i: int) -> tuple[float, ...]:
+        """The numbers of one side alone."""
+        size = len(self.numbers) // self.number
+        return self.numbers[i * size : (i + 1) * size]
 
 
-def _halved(nodes: Tensor, below: Tensor, terms: Terms, mirrored: bool) -> _Side:
-    """Every node twice with half the coefficients, once with and once without ties."""
-    twice = below.repeat_interleave(2, 0) / 2
-    return _Side(nodes.repeat_interleave(2), twice, [True, False] * len(nodes), terms, mirrored)
+def _bits(flags) -> int:
+    return sum(1 << i for i, flag in enumerate(flags) if flag)
+
+
+def _tracks(terms: Terms, mirrored: bool) -> _Tracks:
+    below, above = terms.below, terms.above
+    jumps = bool(below[:, 0].any() or above[:, 0].any())
+    if terms.folded:
+        # the halves of a line, whose kernel is its own transpose; an odd one changes its sign with the side
+        negated = [terms.folded < 0 and half != mirrored for half in (False, True)]
+        return _Tracks(terms, [below, below], [False, True], jumps, negated=negated)
+    if not above.any():
+        return _Tracks(terms, [below], [mirrored], jumps)
+    # of a tie both sides have half: that is all for one of them where they agree, and nothing where they cancel
+    constants = below[:, 0], above[:, 0]
+    whole = torch.equal(*constants)
+    halves = jumps and not whole and not torch.equal(constants[0], -constants[1])
+    return _Tracks(terms, [below, above], [mirrored, not mirrored], halves, closed=[False, whole and not halves])
 
 
 class _Walk:
-    """A sum of rows `(P, N, C)` for `targets (M, D)`, taken some heads at a time."""
+    """A sum of rows `(P, N, C)` for targets, taken some heads at a time."""
 
-    def __init__(self, sides: list[_Side], rows: Tensor, extra: Tensor, bandwidth: Tensor, targets: tuple[int, int]):
-        self.sides = sides
+    def __init__(self, tracks: _Tracks, sources: Lines, targets: Lines, rows: Tensor, extra: Tensor, bandwidth: Tensor):
+        self.tracks, self.sources, self.targets = tracks, sources, targets
         self.width = _width(rows.shape[2], rows.dtype)
         self.rows, self.extra, self.bandwidth = self.padded(rows), extra.contiguous(), bandwidth.contiguous()
-        self.number, self.dims = targets
         self.problems, self.count, self.stride = self.rows.shape
-        self.blocks, self.parts = math.ceil(self.count / _BLOCK), self.stride // self.width
-        # of one head
-        self.size = max(side.powers for side in sides) * (self.width + 1) * self.blocks * self.dims * self.parts
+        self.dims, self.number = targets.order.shape[1:]
+        self.parts = self.stride // self.width
 
     def padded(self, rows: Tensor) -> Tensor:
         """Rows with as many channels as warps take together."""
         missing = -rows.shape[2] % self.width
         return torch.nn.functional.pad(rows, (0, missing)) if missing else rows.contiguous()
 
-    def nothing(self) -> tuple[Tensor, Tensor]:
-        """Zeros to add the sums to."""
-        out = self.rows.new_zeros(self.problems, self.number, self.stride)
-        return out, self.rows.new_zeros(self.problems, self.number)
+    def nothing(self, constant: float) -> tuple[Tensor, Tensor]:
+        """What the sums are added to: zeros, or the kernel's constant for every source and dimension."""
+        shape = (self.problems, self.number, self.stride)
+        if not constant:
+            return self.rows.new_zeros(shape), self.rows.new_zeros(shape[:2])
+        rows, extra = (constant * self.dims * part.sum(1, keepdim=True) for part in (self.rows, self.extra))
+        return rows.repeat(1, self.number, 1), extra.repeat(1, self.number)
 
-    def groups(self) -> list[slice]:
-        """The heads that are taken together."""
-        if not (self.number and self.count and self.dims and self.stride):
-            return []
-        return _groups(
-            self.problems, 8 * self.size + 3 * self.rows.element_size() * (self.count + self.number) * self.dims
-        )
-
-    def run(
-        self, some: slice, sources: _Lines, targets: _Lines, out: Tensor, out_extra: Tensor, products: Tensor | None
-    ) -> None:
-        """Walk along the lines of some heads, for all sides."""
-        heads, count, number, dims = some.stop - some.start, self.count, self.number, self.dims
-        lines, blocks, parts = heads * dims, self.blocks, self.parts
-        length = _length(number, lines * parts)
-        segments = math.ceil(number / length)
-        row, extra, tau, out, out_extra = (
-            part[some] for part in (self.rows, self.extra, self.bandwidth, out, out_extra)
-        )
-        products = None if products is None else products[some]
-        moments = torch.empty(heads * self.size, dtype=torch.float64, device=row.device)
+    def run(self, out: Tensor, out_extra: Tensor, products: Tensor | None) -> None:
+        """Walk along all lines; `products` as in walk.cu."""
+        if not (self.problems and self.number and self.count and self.dims and self.stride):
+            return
         ordered = torch.are_deterministic_algorithms_enabled()
-        with torch.cuda.device(row.device):
-            for side in self.sides:
-                defines = _defines(side, row.dtype, self.width, products is not None, ordered)
-                table, mirrored = _table(side.numbers, row.device), int(side.mirrored)
-                Kernel(_WALK, "summarise", defines)(
-                    (math.ceil(lines * blocks / _WARPS), parts), 32 * _WARPS, *sources, row, extra, table, tau, moments,
-                    lines, count, dims, self.stride, mirrored,
-                )  # fmt: skip
-                Kernel(_WALK, "accumulate", defines)(
-                    (math.ceil(lines / _WARPS), parts), 32 * _WARPS, *sources, table, tau, moments, lines, count, dims,
-                    mirrored,
-                )  # fmt: skip
-                # without atomics, dimension by dimension: a target then has one warp at a time
-                for start, some_dims in ((d, 1) for d in range(dims)) if ordered and products is None else ((0, dims),):
-                    Kernel(_WALK, "walk", defines)(
-                        (heads * some_dims * segments, parts), 32, *sources, *targets, row,
-                        extra, table, tau, moments, out, out_extra, products, heads, count, number, dims, self.stride,
-                        mirrored, length, start, some_dims,
-                    )  # fmt: skip
+        # without atomics, track by track and dimension by dimension: a target then has one warp at a time
+        alone = ordered and products is None
+        tracks, dims = (1, 1) if alone else (self.tracks.number, self.dims)
+        runs = self._runs(tracks, dims)
+        length = max(_SHORT, math.ceil(self.number / runs / 32) * 32)
+        blocks = math.ceil(self.count / _BLOCK)
+        size = self.tracks.powers * (self.width + 1) * (blocks + 1) * self.dims * self.parts * tracks
+        whole = length >= self.number
+        defines = _defines(self.tracks, self.rows.dtype, self.width, products is not None, ordered)
+        with torch.cuda.device(self.rows.device):
+            for some in [slice(0, self.problems)] if whole else _groups(self.problems, 8 * size, self.rows):
+                for i in range(self.tracks.number) if alone else (None,):
+                    self._run(some, i, defines, None if whole else size, length, dims, out, out_extra, products)
+
+    def _run(self, some, i, defines, size, length, some_dims, out, out_extra, products) -> None:
+        """Some heads, and all their tracks or only track i."""
+        tracks = self.tracks
+        number, flags, numbers = tracks.number, (tracks.mirrored, tracks.closed, tracks.negated), tracks.numbers
+        if i is not None:
+            number, flags, numbers = 1, tracks.one(i), tracks.table(i)
+        heads, blocks, runs = some.stop - some.start, math.ceil(self.count / _BLOCK), math.ceil(self.number / length)
+        sources, targets = ([part[some] for part in lines] for lines in (self.sources, self.targets))
+        rows, extra, tau = (part[some] for part in (self.rows, self.extra, self.bandwidth))
+        outputs = (None if part is None else part[some] for part in (out, out_extra, products))
+        table = _table(numbers, rows.device)
+        shape = (number, self.count, self.dims)
+        moments = None
+        if size is not None:
+            moments = torch.empty(heads * size, dtype=torch.float64, device=rows.device)
+            everything = heads * number * self.dims
+            Kernel(_WALK, "summarise", defines)(
+                (math.ceil(everything * blocks / _WARPS), self.parts), 32 * _WARPS, *sources, rows, extra, table, tau,
+                moments, everything, *shape, self.stride, flags[0],
+            )  # fmt: skip
+            Kernel(_WALK, "accumulate", defines)(
+                (math.ceil(everything / _WARPS), self.parts), 32 * _WARPS, *sources, table, tau, moments, everything,
+                *shape, flags[0],
+            )  # fmt: skip
+        outputs = tuple(outputs)
+        for first in range(0, self.dims, some_dims):
+            Kernel(_WALK, "walk", defines)(
+                (heads * number * some_dims * runs, self.parts), 32, *sources, *targets, rows, extra, table, tau,
+                moments, *outputs, heads, number, self.count, self.number, self.dims, self.stride, *flags, length,
+                first, some_dims,
+            )  # fmt: skip
+
+    def _runs(self, tracks: int, dims: int) -> int:
+        """Into how many runs of targets a track is cut: as few as keep the GPU busy and its cache large enough."""
+        properties = torch.cuda.get_device_properties(self.rows.device)
+        warps = properties.multi_processor_count * _RESIDENT
+        # warps of one head and one run of every track; of the halves of a line each has half the targets
+        together = dims * (1 if self.tracks.folded else tracks)
+        runs = warps / (together * self.problems * self.parts)
+        # rows of the heads that are walked at a time, read and written at random
+        head = (self.count + self.number) * self.width * self.rows.element_size()
+        heads = min(warps / together, self.problems)
+        if heads * head > properties.L2_cache_size:
+            runs = max(runs, warps * head / (0.6 * properties.L2_cache_size * together))
+        return max(1, math.ceil(runs))
 
 
-def _defines(side: _Side, dtype: torch.dtype, width: int, products: bool, ordered: bool) -> Defines:
-    # shared memory: rows of thirty-two items, and all items of a batch
-    each = 32 * width * dtype.itemsize + 32 * (side.nodes + 1) * (side.powers + 6) * dtype.itemsize
+def _defines(tracks: _Tracks, dtype: torch.dtype, width: int, products: bool, ordered: bool) -> Defines:
+    # shared memory: lists of sources and targets, the side, and the rows of targets
+    places = (32 * (1 + tracks.halves) if tracks.nodes == 1 else 64 * tracks.nodes) + _CHUNK
+    each = places * (
+        8 if dtype.itemsize * tracks.powers == 4 else 16 * math.ceil((dtype.itemsize * tracks.powers + 4) / 16)
+    )
+    each += (
+        33 * 16 * (1 + tracks.powers) + tracks.nodes * (tracks.powers + 3) * 8 + 32 * width * dtype.itemsize * products
+    )
     if each > 48 << 10:
-        raise RuntimeError(f"the sorted backend has no room for {side.nodes} nodes on a GPU; use backend='tiled'")
+        raise RuntimeError(f"the sorted backend has no room for {tracks.nodes} nodes on a GPU; use backend='tiled'")
     return (
         ("REAL", _REALS[dtype]),
         ("VEC", width // 32),
-        ("NODES", side.nodes),
-        ("POWERS", side.powers),
-        ("TIES", side.ties),
-        ("RATE", int(side.rate)),
-        ("COMPACT", int(side.compact)),
+        ("NODES", tracks.nodes),
+        ("POWERS", tracks.powers),
+        ("HALVES", int(tracks.halves)),
+        ("RATE", int(tracks.rate)),
+        ("COMPACT", int(tracks.compact)),
+        ("FOLDED", tracks.folded),
         ("PRODUCTS", int(products)),
         ("ORDERED", int(ordered)),
+        ("CHUNK", _CHUNK),
+        ("RESIDENT", _RESIDENT if tracks.nodes < 3 else _RESIDENT * 3 // 4),
     )
 
 
@@ -271,12 +302,6 @@ def _width(channels: int, dtype: torch.dtype) -> int:
     if channels <= 32:
         return 32
     return 64 if channels <= 64 or dtype == torch.float64 else 128
-
-
-def _length(number: int, lines: int) -> int:
-    """Targets of a warp, a multiple of 32."""
-    wanted = number * lines / _BUSY
-    return max(_SHORT, min(_LONG, math.ceil(wanted / 32) * 32))
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,4 +1,8 @@
-// Argsorts of many lines of float32: radix sort in shared memory, and merging of runs that do not fit there.
+// Argsorts of many lines of float32 in shared memory, and merging of runs that do not fit there.
+//
+// A run is thrown into as many buckets as it has keys, along a piecewise linear approximation of its distribution, and
+// every key then finds its place among the few in its bucket. Where there are many in one, as ties are, the run is
+// sorted digit by digit instead. Equal keys keep their order either way.
 //
 // Macros: ITEMS (keys of a thread).
 
@@ -37,35 +41,183 @@ __device__ inline unsigned peers_of(word digit) {
     return same;
 }
 
+// pieces of the approximate distribution
+constexpr int CELLS = 1024;
+// keys of a bucket, at most
+constexpr int CROWD = 48;
+
+// The sum over all threads before, in a block; `totals` has room for WARPS numbers.
+__device__ inline int sum_before(int mine, int *totals) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, sum = mine;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset <<= 1) {
+        int other = __shfl_up_sync(ALL, sum, offset);
+        if (lane >= offset) sum += other;
+    }
+    if (lane == 31) totals[warp] = sum;
+    __syncthreads();
+    if (warp == 0) {
+        int total = totals[lane], all = total;
+#pragma unroll
+        for (int offset = 1; offset < 32; offset <<= 1) {
+            int other = __shfl_up_sync(ALL, all, offset);
+            if (lane >= offset) all += other;
+        }
+        totals[lane] = all - total;
+    }
+    __syncthreads();
+    return totals[warp] + sum - mine;
+}
+
+// Which bucket a key belongs to; monotone.
+struct Buckets {
+    float low, scale;
+    // of every cell: the first bucket and how many there are, packed
+    const int2 *cells;
+
+    // in cells; rounded alike wherever it is computed
+    __device__ float where(float x) const { return __fmul_rn(x - low, scale); }
+    __device__ int cell(float x) const { return min(int(where(x)), CELLS - 1); }
+    __device__ int operator()(float x) const {
+        int c = cell(x);
+        int2 here = cells[c];
+        return here.x + min(int(__fmul_rn(__fsub_rn(where(x), float(c)), float(here.y))), here.y - 1);
+    }
+};
+
+// Sort `number` keys of a run by buckets; returns false, having done nothing, if a bucket is crowded.
+__device__ bool sort_by_buckets(const word (&key)[ITEMS], int number, char *shared, int first, int *order,
+                                float *places) {
+    word *keys = reinterpret_cast<word *>(shared);
+    unsigned short *indices = reinterpret_cast<unsigned short *>(keys + RUN);
+    // the number of keys in every bucket, then those in the buckets before; two in a word
+    word *counts = reinterpret_cast<word *>(indices + RUN);
+    unsigned short *starts = reinterpret_cast<unsigned short *>(counts);
+    int2 *cells = reinterpret_cast<int2 *>(counts + RUN / 2);
+    int *totals = reinterpret_cast<int *>(cells + CELLS);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, start = warp * 32 * ITEMS + lane;
+
+    // as patterns compare like the numbers
+    word least = ALL, most = 0;
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        if (start + i * 32 < number) least = min(least, key[i]), most = max(most, key[i]);
+    }
+    least = __reduce_min_sync(ALL, least), most = __reduce_max_sync(ALL, most);
+    if (lane == 0) keys[warp] = least, keys[WARPS + warp] = most;
+    for (int i = threadIdx.x; i < RUN / 2; i += THREADS) counts[i] = 0;
+    for (int i = threadIdx.x; i < CELLS; i += THREADS) cells[i] = {0, 0};
+    __syncthreads();
+    least = __reduce_min_sync(ALL, keys[lane]), most = __reduce_max_sync(ALL, keys[WARPS + lane]);
+    Buckets bucket = {::number(least), float(CELLS) / (::number(most) - ::number(least)), cells};
+    // all keys equal, or too far apart for a float
+    if (!(bucket.scale > 0.0f && bucket.scale < 1e30f)) return false;
+
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        if (start + i * 32 < number) atomicAdd(&cells[bucket.cell(::number(key[i]))].y, 1);
+    }
+    __syncthreads();
+    static_assert(CELLS == THREADS, "a thread has one cell");
+    int before = sum_before(cells[threadIdx.x].y, totals);
+    cells[threadIdx.x].x = before;
+    __syncthreads();
+
+    // the bucket of every key, and how many came there before
+    word places_of[ITEMS];
+    bool crowded = false;
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        if (start + i * 32 < number) {
+            int b = bucket(::number(key[i])), shift = b % 2 * 16;
+            word arrival = atomicAdd(counts + b / 2, 1u << shift) >> shift & 0xffff;
+            crowded = crowded || arrival >= CROWD;
+            places_of[i] = word(b) | arrival << 16;
+        }
+    }
+    if (__syncthreads_or(crowded)) return false;
+
+    // a thread has ITEMS neighbouring buckets
+    int sum = 0;
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) sum += starts[threadIdx.x * ITEMS + i];
+    sum = sum_before(sum, totals);
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        int here = starts[threadIdx.x * ITEMS + i];
+        starts[threadIdx.x * ITEMS + i] = sum;
+        sum += here;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        int n = start + i * 32;
+        if (n < number) {
+            int place = starts[places_of[i] & 0xffff] + (places_of[i] >> 16);
+            keys[place] = key[i];
+            indices[place] = n;
+        }
+    }
+    __syncthreads();
+    for (int n = threadIdx.x; n < number; n += THREADS) {
+        word mine = keys[n];
+        int index = indices[n], b = bucket(::number(mine)), place = starts[b];
+        int stop = b + 1 < RUN ? starts[b + 1] : number;
+        for (int m = place, end = stop; m < end; m++) {
+            word other = keys[m];
+            place += other < mine || (other == mine && indices[m] < index);
+        }
+        order[place] = first + index;
+        places[place] = ::number(mine);
+    }
+    return true;
+}
+
 // Sort every dimension of `points (heads, count, dims)` in runs of RUN: `order` and `places (heads, dims, count)` hold
 // the indices and the coordinates, in order run by run.
-//
-// Least significant digit first. A warp owns a stretch of the run and goes through it in order, so equal keys keep
-// theirs.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     sort_runs(const float *points, int *order, float *places, index_t count, index_t dims, index_t runs) {
-    extern __shared__ word shared[];
-    word *keys = shared;
-    unsigned short *indices = reinterpret_cast<unsigned short *>(keys + RUN);
-    // how many keys with a digit there are before those of a warp
-    unsigned short *counts = indices + RUN;
-    word *starts = reinterpret_cast<word *>(counts + WARPS * DIGITS);
+    extern __shared__ char shared[];
     index_t line = blockIdx.x % (gridDim.x / runs), first = blockIdx.x / (gridDim.x / runs) * RUN;
     int number_of = int(min(count - first, index_t(RUN)));
     // neighbouring blocks read neighbouring dimensions: what one leaves of a sector the next finds in the cache
     points += (line / dims * count + first) * dims + line % dims;
+    order += line * count + first;
+    places += line * count + first;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    unsigned before_me = (1u << lane) - 1;
     word key[ITEMS];
-    unsigned short index[ITEMS], rank[ITEMS];
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         int n = warp * 32 * ITEMS + i * 32 + lane;
         // what is missing in the last run sorts behind all there is
         key[i] = n < number_of ? pattern(points[n * dims]) : ALL;
-        index[i] = n;
     }
+    if (sort_by_buckets(key, number_of, shared, int(first), order, places)) return;
+
+    // Least significant digit first. A warp owns a stretch of the run and goes through it in order.
+    word *keys = reinterpret_cast<word *>(shared);
+    unsigned short *indices = reinterpret_cast<unsigned short *>(keys + RUN);
+    // how many keys with a digit there are before those of a warp
+    unsigned short *counts = indices + RUN;
+    word *starts = reinterpret_cast<word *>(counts + WARPS * DIGITS);
+    unsigned before_me = (1u << lane) - 1;
+    // bits that are not the same in all keys: others need no pass
+    word some = 0, all = ALL;
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        if (warp * 32 * ITEMS + i * 32 + lane < number_of) some |= key[i], all &= key[i];
+    }
+    some = __reduce_or_sync(ALL, some), all = __reduce_and_sync(ALL, all);
+    __syncthreads();
+    if (lane == 0) keys[warp] = some, keys[WARPS + warp] = all;
+    __syncthreads();
+    word varying = __reduce_or_sync(ALL, keys[lane]) & ~__reduce_and_sync(ALL, keys[WARPS + lane]);
+    unsigned short index[ITEMS], rank[ITEMS];
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) index[i] = warp * 32 * ITEMS + i * 32 + lane;
     for (int shift = 0; shift < 32; shift += BITS) {
+        if (!(varying >> shift & (DIGITS - 1))) continue;
+        __syncthreads();
         for (int i = threadIdx.x; i < WARPS * DIGITS; i += THREADS) counts[i] = 0;
         __syncthreads();
         unsigned short *mine = counts + warp * DIGITS;
@@ -119,8 +271,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             index[i] = indices[n];
         }
     }
-    order += line * count + first;
-    places += line * count + first;
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         int n = warp * 32 * ITEMS + i * 32 + lane;
@@ -131,41 +281,85 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
+// a thread of a block that merges writes MERGED places
+constexpr int MERGERS = 256;
 constexpr int MERGED = 8;
+constexpr int TILE = MERGERS * MERGED;
 
-// Merge neighbouring sorted runs of `length` into runs twice as long; a thread writes MERGED places.
-extern "C" __global__ void merge_runs(const int *order, const float *places, int *merged_order, float *merged_places,
-                                      index_t lines, index_t count, index_t length) {
-    index_t pieces = (count + MERGED - 1) / MERGED;
-    index_t job = blockIdx.x * index_t(blockDim.x) + threadIdx.x;
-    if (job >= lines * pieces) return;
-    index_t line = job / pieces, out = job % pieces * MERGED;
-    // the length of a run is a multiple of MERGED: a thread's places are in one pair of runs
+// How many of the first `diagonal` places of two merged runs come from the left one; `holds(half)` says that the
+// left one's number `half` comes before the right one's `diagonal - half - 1`. All lanes search together.
+template <typename F> __device__ inline int count_left(int low, int high, F holds) {
+    int lane = threadIdx.x % 32;
+    while (low < high) {
+        int step = (high - low + 31) / 32, probe = low + (lane + 1) * step - 1;
+        int whole = __popc(__ballot_sync(ALL, probe < high && holds(probe)));
+        high = min(high, low + (whole + 1) * step - 1);
+        low = min(low + whole * step, high);
+    }
+    return low;
+}
+
+// Neighbours that fall into the same bank are kept apart.
+__device__ inline int apart(int i) { return i + i / 32; }
+
+// Merge neighbouring sorted runs of `length` into runs twice as long; a block writes TILE places.
+extern "C" __global__ void __launch_bounds__(MERGERS)
+    merge_runs(const int *order, const float *places, int *merged_order, float *merged_places, index_t count,
+               index_t length) {
+    __shared__ float numbers[TILE + TILE / 32];
+    __shared__ int indices[TILE + TILE / 32];
+    __shared__ int bounds[2];
+    index_t tiles = (count + TILE - 1) / TILE, line = blockIdx.x / tiles, out = blockIdx.x % tiles * TILE;
+    // the length of a run is a multiple of TILE: the places of a block are in one pair of runs
     index_t start = out / (2 * length) * (2 * length), middle = min(start + length, count),
             stop = min(start + 2 * length, count);
     order += line * count, places += line * count, merged_order += line * count, merged_places += line * count;
-    // how many of the first `out - start` places come from the left run
-    index_t diagonal = out - start, low = max(diagonal - (stop - middle), index_t(0)),
-            high = min(diagonal, middle - start);
+    int left_length = int(middle - start), right_length = int(stop - middle), warp = threadIdx.x / 32;
+    int number = int(min(index_t(TILE), stop - out)), from = int(out - start);
+    if (warp < 2) {
+        int diagonal = from + warp * number;
+        int left = count_left(max(diagonal - right_length, 0), min(diagonal, left_length),
+                              [&](int half) { return places[start + half] <= places[middle + diagonal - half - 1]; });
+        if (threadIdx.x % 32 == 0) bounds[warp] = left;
+    }
+    __syncthreads();
+    int left = bounds[0], lefts = bounds[1] - left, right = from - left;
+    for (int i = threadIdx.x; i < number; i += MERGERS) {
+        index_t at = i < lefts ? start + left + i : middle + right + i - lefts;
+        numbers[apart(i)] = places[at];
+        indices[apart(i)] = order[at];
+    }
+    __syncthreads();
+    int diagonal = min(int(threadIdx.x) * MERGED, number), rights = number - lefts;
+    int low = max(diagonal - rights, 0), high = min(diagonal, lefts);
     while (low < high) {
-        index_t half = (low + high) / 2;
-        if (places[start + half] <= places[middle + diagonal - half - 1])
+        int half = (low + high) / 2;
+        if (numbers[apart(half)] <= numbers[apart(lefts + diagonal - half - 1)])
             low = half + 1;
         else
             high = half;
     }
-    index_t left = start + low, right = middle + diagonal - low;
-    float a = left < middle ? places[left] : 0.0f, b = right < stop ? places[right] : 0.0f;
+    int a = low, b = lefts + diagonal - low;
+    float merged[MERGED];
+    int merged_indices[MERGED];
 #pragma unroll
     for (int i = 0; i < MERGED; i++) {
-        if (out + i >= stop) return;
-        bool from_left = right >= stop || (left < middle && a <= b);
-        index_t from = from_left ? left++ : right++;
-        merged_order[out + i] = order[from];
-        merged_places[out + i] = from_left ? a : b;
-        if (from_left)
-            a = left < middle ? places[left] : 0.0f;
-        else
-            b = right < stop ? places[right] : 0.0f;
+        bool from_left = b >= number || (a < lefts && numbers[apart(a)] <= numbers[apart(b)]);
+        int next = diagonal + i < number ? apart(from_left ? a++ : b++) : 0;
+        merged[i] = numbers[next];
+        merged_indices[i] = indices[next];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < MERGED; i++) {
+        if (diagonal + i < number) {
+            numbers[apart(diagonal + i)] = merged[i];
+            indices[apart(diagonal + i)] = merged_indices[i];
+        }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < number; i += MERGERS) {
+        merged_order[out + i] = indices[apart(i)];
+        merged_places[out + i] = numbers[apart(i)];
     }
 }

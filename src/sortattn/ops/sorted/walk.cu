@@ -1,38 +1,55 @@
-// The walker on the GPU: sums over sorted points of one side of a sided kernel, see walk.py for the mathematics.
+// The walker on the GPU: sums over sorted points of the sides of a sided kernel, see walk.py for the mathematics.
 //
-// A line is one dimension of one head, its coordinates in sorted order. `summarise` sums the moments of blocks of
-// sources, `accumulate` carries them along each line in double precision, and `walk` starts anywhere from what they
-// left: one warp takes a run of sorted targets, a lane a few channels of every row.
+// A line is one dimension of one head, its coordinates in sorted order; a track is a line seen from one side. One warp
+// walks along a run of the sorted targets of a track, a lane having a few channels of every row. A run that starts in
+// the middle needs what the sources before give: `summarise` sums the moments of blocks of sources, and `accumulate`
+// carries them along each track in double precision.
 //
-// A walk goes by batches of at most thirty-two targets and, at every node, thirty-two sources, in the order of the
-// line. All that is a number of its own (the order, weights, the extra scalar) is found by the lanes side by side, one
-// item each; only then do all of them go through the batch, row by row. Coordinates are only ever subtracted, and
-// distances are taken from an origin close by, so an offset of the inputs costs nothing.
+// A walk goes by batches of at most thirty-two targets and, at every node, thirty-two sources. All that is a number of
+// its own (the order, weights, the extra scalar) is found by the lanes side by side, one item each, and left in shared
+// memory as a list of sources and one of targets. Only then do all lanes go through the lists, row by row: rows of
+// sources are added, those of targets written once the sources they have passed are in. Coordinates are only ever
+// subtracted, and distances are taken from an origin close by, so an offset of the inputs costs nothing.
 //
-// Sources are those below the target. For those above, and for transposed sums, lines are mirrored: read from the
-// other end, with all coordinates negated. Where a tie counts half, its node is there twice with half the coefficients,
-// once with the tie and once without.
+// Sources are those below the target. For those above, and for transposed sums, tracks are mirrored: read from the
+// other end, with all coordinates negated. Where ties count half, every node is there twice with half the coefficients,
+// once with the tie and once without; batches without a tie do not notice.
 //
-// Macros: REAL and VEC (channels of a lane), NODES and POWERS (coefficients of a polynomial), TIES (bit j: a tie at
-// node j counts), RATE (whether there is an exponential), COMPACT, PRODUCTS (inner products instead of scattered sums),
-// ORDERED (no atomics: one dimension of a head at a time).
+// A folded line has two tracks, one from zero upwards and one from zero downwards, see `kernels.Terms`.
+//
+// Macros: REAL and VEC (channels of a lane), NODES and POWERS (coefficients of a polynomial), HALVES (ties count half),
+// RATE (whether there is an exponential), COMPACT, FOLDED (0, or 1 and -1 as in `Terms`), PRODUCTS (inner products
+// instead of scattered sums), ORDERED (no atomics: one dimension of a head and one track at a time), CHUNK (rows that a
+// lane has on their way at a time), RESIDENT (warps of a multiprocessor that walk).
 
 typedef REAL real;
 typedef long long index_t;
 
 constexpr unsigned ALL = 0xffffffffu;
+constexpr int WIDTH = 32 * VEC;
 // of a block that sums moments; one that walks has a single warp, as some walks take longer than others
 constexpr int WARPS = 4;
-// items of a batch, and those whose rows are in shared memory at a time
-constexpr int BATCH = 32 * (NODES + 1);
-constexpr int STAGE = 32;
-constexpr int WIDTH = 32 * VEC;
 // sources of a block of `summarise`
 constexpr int BLOCK = 256;
 // a compact window with at most so many sources is summed one by one
 constexpr int FEW = 32;
+// the sums of a compact kernel are begun afresh after so many widths of its support
+constexpr int FAR = 4;
 // numbers that describe a block: moments of every channel and of the extra scalar
 constexpr int SIZE = POWERS * (WIDTH + 1);
+// numbers that describe a side: nodes, coefficients, rate
+constexpr int TABLE = NODES + NODES * POWERS + 1;
+// places of the walk on the line of sources: one for every node, or one with ties and one without
+constexpr int KEPT = NODES * (HALVES ? 2 : 1);
+// those of node j: without ties, and with them
+__device__ constexpr int strict(int j) { return HALVES ? 2 * j + 1 : j; }
+__device__ constexpr int loose(int j) { return HALVES ? 2 * j : j; }
+constexpr int EACH_NODE = HALVES ? 2 : 1;
+constexpr int NEVER = 0x7fffffff;
+// sources of a node that a batch may have, in thirty-twos: those of one node may be much denser than those of another
+constexpr int SPREAD = NODES > 1 ? 4 : 1;
+// sources of a batch
+constexpr int LIST = NODES > 1 ? 64 * NODES : 32 * KEPT;
 
 #if COMPACT
 // what has left the window of a compact kernel cancels, but for rounding that grows with the distance
@@ -40,6 +57,10 @@ typedef double partial;
 #else
 typedef real partial;
 #endif
+
+template <int N> struct Int {
+    static constexpr int value = N;
+};
 
 __device__ constexpr double binomial(int n, int k) {
     double result = 1.0;
@@ -60,29 +81,49 @@ struct alignas(VEC * sizeof(real)) Row {
     real at[VEC];
 };
 
-// One sorted line of points: dimension d of a head, perhaps mirrored.
+// How many of the first of `count` items hold, where those that do come first; all lanes search together.
+template <typename F> __device__ int count_first(int count, int lane, F holds) {
+    int low = 0, high = count;
+    while (low < high) {
+        int step = (high - low + 31) / 32, probe = low + (lane + 1) * step - 1;
+        int whole = __popc(__ballot_sync(ALL, probe < high && holds(probe)));
+        high = min(high, low + (whole + 1) * step - 1);
+        low = min(low + whole * step, high);
+    }
+    return low;
+}
+
+// The sorted points of a track.
 struct Line {
     const real *places;
     const int *order;
-    index_t count;
-    bool mirrored;
+    int count, step;
 
-    __device__ int index(index_t i) const { return order[mirrored ? count - 1 - i : i]; }
-    __device__ real place(index_t i) const { return mirrored ? -places[count - 1 - i] : places[i]; }
+    __device__ Line(const real *places, const int *order, index_t line, index_t count, bool mirrored)
+        : places(places + line * count), order(order + line * count), count(int(count)), step(mirrored ? -1 : 1) {
+        if (mirrored) skip(1 - this->count, this->count);
+    }
+    __device__ void skip(int some, int left) { places += some * step, order += some * step, count = left; }
+    __device__ int index(int i) const { return order[i * step]; }
+    __device__ real place(int i) const { return step < 0 ? -places[i * step] : places[i * step]; }
+    // of a folded line, what lies above zero, or there too
+    __device__ void keep_half(bool zero, int lane) {
+        int some = count_first(count, lane, [&](int i) { return zero ? place(i) < real(0) : place(i) <= real(0); });
+        skip(some, count - some);
+    }
 };
-
-__device__ inline Line line_of(const real *places, const int *order, index_t line, index_t count, bool mirrored) {
-    return {places + line * count, order + line * count, count, mirrored};
-}
 
 // A side of the kernel: H(u - x_j) b_j(u - x_j) e^(-rate (u - x_j)), summed over the nodes j.
 struct Side {
     real node[NODES];
     real below[NODES][POWERS];
     real rate;
+    // whether a tie counts
+    bool closed;
 
     // table: nodes, coefficients, rate; all for a bandwidth of one
-    __device__ Side(const double *table, double tau) {
+    __device__ void read(const double *table, double tau, bool ties) {
+        closed = ties;
 #pragma unroll
         for (int j = 0; j < NODES; j++) {
             node[j] = real(table[j] * tau);
@@ -94,7 +135,10 @@ struct Side {
     }
 
     // whether a source at t counts for a target at s, at node j
-    __device__ bool passed(int j, real s, real t) const { return TIES >> j & 1 ? s - t >= node[j] : s - t > node[j]; }
+    __device__ bool passed(int j, bool closed, real s, real t) const {
+        real u = s - t;
+        return u > node[j] || (closed && u == node[j]);
+    }
     // the kernel itself, where there is no exponential
     __device__ real value(real s, real t) const {
         real sum = real(0);
@@ -103,7 +147,8 @@ struct Side {
             real z = s - t - node[j], term = below[j][POWERS - 1];
 #pragma unroll
             for (int i = POWERS - 2; i >= 0; i--) term = term * z + below[j][i];
-            sum += passed(j, s, t) ? term : real(0);
+            real share = s - t > node[j] ? real(1) : s - t < node[j] ? real(0) : HALVES ? real(0.5) : real(closed);
+            sum += share * term;
         }
         return sum;
     }
@@ -127,23 +172,18 @@ template <typename T> struct Numbers {
 
     __device__ void clear() {
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) {
-#pragma unroll
-            for (int c = 0; c < VEC; c++) at[l][c] = T(0);
-            extra[l] = T(0);
-        }
+        for (int l = 0; l < POWERS; l++) clear(l);
     }
-    template <typename S> __device__ void add(const Numbers<S> &other) {
-        add_rows(other);
+    __device__ void clear(int l) {
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) extra[l] += T(other.extra[l]);
+        for (int c = 0; c < VEC; c++) at[l][c] = T(0);
+        extra[l] = T(0);
     }
-    __device__ void add_row(const T (&weight)[POWERS], const Row &row, T scalar) {
+    template <typename W> __device__ void add_row(const W (&weight)[POWERS], const Row &row) {
 #pragma unroll
         for (int l = 0; l < POWERS; l++) {
 #pragma unroll
             for (int c = 0; c < VEC; c++) at[l][c] += weight[l] * T(row.at[c]);
-            extra[l] += weight[l] * scalar;
         }
     }
     template <typename S> __device__ void add_rows(const Numbers<S> &other) {
@@ -153,13 +193,13 @@ template <typename T> struct Numbers {
             for (int c = 0; c < VEC; c++) at[l][c] += T(other.at[l][c]);
         }
     }
-    // at[to] += factor * at[from]
-    __device__ void mix(int to, int from, double factor) {
+    // at[to] += factor * from
+    __device__ void mix(int to, const T (&from)[VEC], T from_extra, T factor) {
 #pragma unroll
-        for (int c = 0; c < VEC; c++) at[to][c] += factor * at[from][c];
-        extra[to] += factor * extra[from];
+        for (int c = 0; c < VEC; c++) at[to][c] += factor * from[c];
+        extra[to] += factor * from_extra;
     }
-    __device__ void scale(int l, double factor) {
+    __device__ void scale(int l, T factor) {
 #pragma unroll
         for (int c = 0; c < VEC; c++) at[l][c] *= factor;
         extra[l] *= factor;
@@ -191,7 +231,7 @@ __device__ inline void move_factors(Numbers<double> &factors, double distance, d
 #pragma unroll
         for (int i = l + 1; i < POWERS; i++) {
             power *= distance;
-            factors.mix(l, i, power * binomial(i, l));
+            factors.mix(l, factors.at[i], factors.extra[i], power * binomial(i, l));
         }
         if (RATE) factors.scale(l, decay);
     }
@@ -206,112 +246,141 @@ __device__ inline void move_moments(Numbers<double> &moments, double distance, d
 #pragma unroll
         for (int i = k - 1; i >= 0; i--) {
             power *= distance;
-            moments.mix(k, i, power * binomial(k, i));
+            moments.mix(k, moments.at[i], moments.extra[i], power * binomial(k, i));
         }
         if (RATE) moments.scale(k, decay);
     }
 }
 
-__device__ inline Row load_row(const real *rows, index_t stride, int index, int lane) {
-    return *reinterpret_cast<const Row *>(rows + index * stride + lane * VEC);
+// Rows of a head as one lane sees them.
+struct Rows {
+    const char *start;
+    unsigned stride;
+
+    __device__ Rows(const real *rows, index_t stride, int lane)
+        : start(reinterpret_cast<const char *>(rows + lane * VEC)), stride(unsigned(stride * sizeof(real))) {}
+    __device__ Row load(int index) const {
+        return *reinterpret_cast<const Row *>(start + index_t(unsigned(index)) * stride);
+    }
+};
+
+template <typename T> __device__ inline T sum_lanes(T x) {
+#pragma unroll
+    for (int offset = 16; offset; offset >>= 1) x += __shfl_xor_sync(ALL, x, offset);
+    return x;
 }
+
+// A source of a list, with what it gives to each of POWERS sums.
+template <typename T> struct alignas(sizeof(T) == 4 && POWERS == 1 ? 8 : 16) Source {
+    T weight[POWERS];
+    int index;
+};
 
 // ---- what comes before the walk
 
-// Moments of every block of sources around the first source behind it: (channel blocks, lines, blocks, SIZE).
+// Moments of every block of sources around the first source behind it: (channel blocks, tracks, blocks + 1, SIZE).
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     summarise(const real *places, const int *order, const real *rows, const real *scalars, const double *table,
-              const double *taus, double *moments, index_t lines, index_t count, index_t dims, index_t stride,
-              index_t mirrored) {
+              const double *taus, double *moments, index_t tracks, index_t sides, index_t count, index_t dims,
+              index_t stride, index_t mirrored) {
+    __shared__ Source<partial> lists[WARPS][32];
     index_t blocks = (count + BLOCK - 1) / BLOCK;
     index_t job = blockIdx.x * index_t(WARPS) + threadIdx.x / 32;
     int lane = threadIdx.x % 32;
-    if (job >= lines * blocks) return;
-    index_t block = job % blocks, number = job / blocks, p = number / dims;
-    Line line = line_of(places, order, number, count, mirrored);
-    rows += p * count * stride + blockIdx.y * WIDTH;
-    real rate = real(table[NODES + NODES * POWERS] / taus[p]);
-    index_t start = block * BLOCK, stop = min(start + BLOCK, count);
-    real origin = line.place(min(stop, count - 1));
+    if (job >= tracks * blocks) return;
+    Source<partial> *list = lists[threadIdx.x / 32];
+    index_t block = job % blocks, track = job / blocks, p = track / dims / sides, side = track / dims % sides;
+    Line line(places, order, p * dims + track % dims, count, mirrored >> side & 1);
+    if (FOLDED) line.keep_half(false, lane);
+    Rows source_rows(rows + p * count * stride + blockIdx.y * WIDTH, stride, lane);
+    real rate = real(table[TABLE - 1] / taus[p]);
+    int start = int(block * BLOCK), stop = min(start + BLOCK, line.count);
+    if (start >= stop) return;
+    real origin = line.place(min(stop, line.count - 1));
     Numbers<double> total;
     total.clear();
-    for (index_t first = start; first < stop; first += 32) {
+    for (int first = start; first < stop; first += 32) {
+        // behind the last source the weight is zero
         bool there = first + lane < stop;
-        int mine = there ? line.index(first + lane) : 0;
-        partial z = there ? partial(origin) - partial(line.place(first + lane)) : partial(0);
-        partial decay = !there ? partial(0) : RATE ? exponential(-partial(rate) * z) : partial(1);
-        real scalar = there ? scalars[p * count + mine] : real(1);
-        Numbers<partial> sum;
-        sum.clear();
-#pragma unroll 8
-        for (int i = 0; i < 32; i++) {
-            // behind the last source the weight is zero
-            Row row = load_row(rows, stride, __shfl_sync(ALL, mine, i), lane);
-            partial weight[POWERS], distance = __shfl_sync(ALL, z, i);
-            weight[0] = __shfl_sync(ALL, decay, i);
+        int index = there ? line.index(first + lane) : 0;
+        partial z = there ? partial(origin) - partial(line.place(first + lane)) : partial(0), extra[POWERS];
+        partial weight = !there ? partial(0) : RATE ? exponential(-partial(rate) * z) : partial(1);
+        partial scalar = there ? scalars[p * count + index] : real(0);
+        __syncwarp();
+        list[lane].index = index;
 #pragma unroll
-            for (int l = 1; l < POWERS; l++) weight[l] = weight[l - 1] * distance;
-            sum.add_row(weight, row, partial(__shfl_sync(ALL, scalar, i)));
-        }
-        total.add(sum);
-    }
-    total.store(moments + ((blockIdx.y * lines + number) * blocks + block) * SIZE, lane);
-}
-
-// From the moments of every block to those of all sources before it, around its first source; in place.
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
-    accumulate(const real *places, const int *order, const double *table, const double *taus, double *moments,
-               index_t lines, index_t count, index_t dims, index_t mirrored) {
-    index_t blocks = (count + BLOCK - 1) / BLOCK;
-    index_t number = blockIdx.x * index_t(WARPS) + threadIdx.x / 32;
-    int lane = threadIdx.x % 32;
-    if (number >= lines) return;
-    Line line = line_of(places, order, number, count, mirrored);
-    double rate = table[NODES + NODES * POWERS] / taus[number / dims];
-    double *place = moments + (blockIdx.y * lines + number) * blocks * SIZE;
-    Numbers<double> state, next;
-    state.clear();
-    next.load(place, lane);
-    double origin = line.place(0), end = line.place(min(index_t(BLOCK), count - 1));
-    for (index_t block = 0; block < blocks; block++, place += SIZE) {
-        Numbers<double> here = next;
-        double distance = end - origin;
-        origin = end;
-        // the next block is on its way while this one is added
-        if (block + 1 < blocks) {
-            next.load(place + SIZE, lane);
-            end = line.place(min((block + 2) * BLOCK, count - 1));
+        for (int l = 0; l < POWERS; l++, weight *= z) {
+            list[lane].weight[l] = weight;
+            extra[l] = weight * scalar;
         }
         __syncwarp();
-        state.store(place, lane);
-        move_moments(state, distance, rate);
-        state.add(here);
+        Numbers<partial> sum;
+        sum.clear();
+#pragma unroll
+        for (int i = 0; i < 32; i += CHUNK) {
+            Row some[CHUNK];
+#pragma unroll
+            for (int k = 0; k < CHUNK; k++) some[k] = source_rows.load(list[i + k].index);
+#pragma unroll
+            for (int k = 0; k < CHUNK; k++) sum.add_row(list[i + k].weight, some[k]);
+        }
+        total.add_rows(sum);
+#pragma unroll
+        for (int l = 0; l < POWERS; l++) total.extra[l] += double(sum_lanes(extra[l]));
     }
+    total.store(moments + ((blockIdx.y * tracks + track) * (blocks + 1) + block) * SIZE, lane);
+}
+
+// From the moments of every block to those of all sources before it, around its first source; in place. What stands
+// behind the last block are those of all sources.
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+    accumulate(const real *places, const int *order, const double *table, const double *taus, double *moments,
+               index_t tracks, index_t sides, index_t count, index_t dims, index_t mirrored) {
+    index_t blocks = (count + BLOCK - 1) / BLOCK;
+    index_t track = blockIdx.x * index_t(WARPS) + threadIdx.x / 32;
+    int lane = threadIdx.x % 32;
+    if (track >= tracks) return;
+    index_t p = track / dims / sides, side = track / dims % sides;
+    Line line(places, order, p * dims + track % dims, count, mirrored >> side & 1);
+    if (FOLDED) line.keep_half(false, lane);
+    double rate = table[TABLE - 1] / taus[p];
+    double *place = moments + (blockIdx.y * tracks + track) * (blocks + 1) * SIZE, *behind = place + blocks * SIZE;
+    int last = line.count - 1, number = (line.count + BLOCK - 1) / BLOCK;
+    Numbers<double> state, next;
+    state.clear();
+    if (number) {
+        next.load(place, lane);
+        double origin = line.place(0), end = line.place(min(BLOCK, last));
+        for (int block = 0; block < number; block++, place += SIZE) {
+            Numbers<double> here = next;
+            double distance = end - origin;
+            origin = end;
+            // the next block is on its way while this one is added
+            if (block + 1 < number) {
+                next.load(place + SIZE, lane);
+                end = line.place(min((block + 2) * BLOCK, last));
+            }
+            __syncwarp();
+            state.store(place, lane);
+            move_moments(state, distance, rate);
+            state.add_rows(here);
+#pragma unroll
+            for (int l = 0; l < POWERS; l++) state.extra[l] += here.extra[l];
+        }
+    }
+    state.store(behind, lane);
 }
 
 // ---- the walk
 
 // Lane by lane, how many of the 32 numbers held by the lanes come before: `before(number)` is true for the first ones.
-template <typename F> __device__ inline int count_before(real numbers, F before) {
+template <typename T, typename F> __device__ inline int count_before(T numbers, F before) {
     int count = 0;
 #pragma unroll
     for (int step = 16; step; step >>= 1) {
         if (before(__shfl_sync(ALL, numbers, count + step - 1))) count += step;
     }
     return count + (before(__shfl_sync(ALL, numbers, count)) ? 1 : 0);
-}
-
-// The number of sources of a line that a target at s has passed, at node j; all lanes search together.
-__device__ index_t count_passed(const Line &line, const Side &side, int j, real s, int lane) {
-    index_t low = 0, high = line.count;
-    while (low < high) {
-        index_t step = (high - low + 31) / 32, probe = low + (lane + 1) * step - 1;
-        bool yes = probe < high && side.passed(j, s, line.place(probe));
-        index_t whole = __popc(__ballot_sync(ALL, yes));
-        high = min(high, low + (whole + 1) * step - 1);
-        low = min(low + whole * step, high);
-    }
-    return low;
 }
 
 // The sums over the lanes up to and including each.
@@ -324,21 +393,16 @@ __device__ inline real scan(real x, int lane) {
     return x;
 }
 
-// An item of a batch: a source, with what it gives to the factors of y^l; or a target, with y^l e^(-rate y).
-struct Item {
-    // the index of a source, or the complement of a target's
-    int tag;
+// A target of a list, with its y^l e^(-rate y).
+struct alignas(16) Target {
     real weight[POWERS];
+    int index;
+    // the sources of the list that the target behind it has passed
+    int after;
 };
 
-// The window of a target of a compact kernel: its sources, if they are few (-1 if not), are summed one by one.
-struct Few {
-    index_t first;
-    int number;
-    real place;
-};
-
-__device__ inline void add_to(real *place, const real (&sum)[VEC]) {
+__device__ inline void add_to(char *where, const real (&sum)[VEC]) {
+    real *place = reinterpret_cast<real *>(where);
 #if ORDERED
 #pragma unroll
     for (int c = 0; c < VEC; c++) place[c] += sum[c];
@@ -369,262 +433,450 @@ __device__ inline void add_to(real *place, real sum) {
 #endif
 }
 
+// Sixteen bytes on their way to shared memory.
+__device__ inline void copy_later(void *to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(from)
+                 : "memory");
+}
+__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // Sum the sources for a run of sorted targets.
 //
 // Without PRODUCTS the sums are added to `out (heads, targets, stride)` and `out_extra (heads, targets)`; with it they
 // are multiplied with those rows and scalars, and the inner products are added to `products (heads, targets, dims)`.
-extern "C" __global__ void __launch_bounds__(32, NODES < 3 ? 24 : 18)
+// Bits of `mirrored`, `closed` (ties count) and `negated` are for the sides. `sums` are those of `accumulate`, or null
+// if every run is a whole track.
+extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     walk(const real *source_places, const int *source_order, const real *target_places, const int *target_order,
          const real *rows, const real *scalars, const double *table, const double *taus, const double *sums, real *out,
-         real *out_extra, real *products, index_t heads, index_t count, index_t number, index_t dims, index_t stride,
-         index_t mirrored, index_t length, index_t first_dim, index_t some_dims) {
-    __shared__ alignas(16) Row slots[STAGE * 32];
-    __shared__ Item items[BATCH];
-    __shared__ Few windows[COMPACT ? BATCH : 1];
-    index_t segments = (number + length - 1) / length;
+         real *out_extra, real *products, index_t heads, index_t sides, index_t count, index_t number, index_t dims,
+         index_t stride, index_t mirrored, index_t closed, index_t negated, index_t length, index_t first_dim,
+         index_t some_dims) {
+    // behind the last source of a list stand some with a weight of zero
+    __shared__ Source<real> sources[LIST + CHUNK];
+    __shared__ Target targets[33];
+    // with PRODUCTS, the rows of the targets
+    __shared__ alignas(16) Row slots[PRODUCTS ? 32 * 32 : 1];
+    // for loops over the nodes that are not unrolled
+    __shared__ Side nodes;
+    __shared__ int places[KEPT];
     int lane = threadIdx.x;
-    index_t segment = blockIdx.x % segments, p = blockIdx.x / segments / some_dims;
-    index_t d = first_dim + blockIdx.x / segments % some_dims;
-    rows += p * count * stride + blockIdx.y * WIDTH;
-    out += p * number * stride + blockIdx.y * WIDTH;
+    index_t runs = (number + length - 1) / length;
+    int run = int(blockIdx.x % runs);
+    index_t d = first_dim + blockIdx.x / runs % some_dims, rest = blockIdx.x / runs / some_dims;
+    index_t side_number = rest % sides, p = rest / sides;
+    Rows source_rows(rows + p * count * stride + blockIdx.y * WIDTH, stride, lane);
+    char *outputs = reinterpret_cast<char *>(out + p * number * stride + blockIdx.y * WIDTH + lane * VEC);
     out_extra += p * number;
     scalars += p * count;
-    Side side(table, taus[p]);
-    Line source_line = line_of(source_places, source_order, p * dims + d, count, mirrored);
-    Line target_line = line_of(target_places, target_order, p * dims + d, number, mirrored);
+    bool negative = negated >> side_number & 1;
+    Side side;
+    side.read(table + side_number * TABLE, taus[p], closed >> side_number & 1);
+    if (lane == 0) nodes = side;
+    Line source_line(source_places, source_order, p * dims + d, count, mirrored >> side_number & 1);
+    Line target_line(target_places, target_order, p * dims + d, number, mirrored >> side_number & 1);
+    if (FOLDED) {
+        source_line.keep_half(false, lane);
+        // a target at zero is on both sides of an odd kernel, and an even one vanishes there
+        target_line.keep_half(FOLDED < 0, lane);
+    }
     real support = side.node[NODES - 1] - side.node[0];
-    // a batch reaches no further than this, so that an exponential neither overflows nor loses digits
-    real span = RATE ? real(4) / side.rate : COMPACT ? support : infinity();
+    // a batch reaches no further than this: an exponential neither overflows nor loses digits, and little cancels
+    real span = RATE ? real(4) / side.rate : COMPACT ? support / 4 : infinity();
 
-    index_t at = segment * length, end = min(at + length, number);
+    int at = run * int(length), end = min(at + int(length), target_line.count);
+    if (at >= end) return;
     // how many sources have been passed, at every node, and what they give around `origin`
-    index_t passed[NODES];
+    int passed[KEPT];
     Numbers<double> state;
     real origin = target_line.place(at), renewed = origin;
-    state.clear();
 
-    auto absorb = [&](int j, index_t first, index_t last) {
-        for (index_t n = first; n < last; n += 32) {
-            // behind the last source the weight is zero
-            bool there = n + lane < last;
-            int index = there ? source_line.index(n + lane) : 0;
-            real scalar = there ? scalars[index] : real(1), weight[POWERS];
-            side.weights(j, there ? origin - source_line.place(n + lane) - side.node[j] : real(0), weight);
-            Numbers<real> some;
-            some.clear();
-#pragma unroll 8
-            for (int i = 0; i < 32; i++) {
-                real each[POWERS];
+    // Go through the first `some` sources of the list and call `visit(i)` before each.
+    auto add_listed = [&](int some, Numbers<real> &sum, auto visit) {
+        if (!some) return;
+        // a ring: the place of a row that has been added is for the one CHUNK behind it
+        Row row[CHUNK];
 #pragma unroll
-                for (int l = 0; l < POWERS; l++) each[l] = __shfl_sync(ALL, there ? weight[l] : real(0), i);
-                some.add_row(each, load_row(rows, stride, __shfl_sync(ALL, index, i), lane),
-                             __shfl_sync(ALL, scalar, i));
+        for (int i = 0; i < CHUNK; i++) row[i] = source_rows.load(sources[i].index);
+        for (int first = 0; first < some; first += CHUNK) {
+#pragma unroll
+            for (int i = 0; i < CHUNK; i++) {
+                visit(first + i);
+                sum.add_row(sources[first + i].weight, row[i]);
+                if (first + CHUNK + i < some) row[i] = source_rows.load(sources[first + CHUNK + i].index);
             }
-            state.add(some);
         }
     };
 
-    index_t blocks = (count + BLOCK - 1) / BLOCK;
-    sums += (blockIdx.y * heads * dims + p * dims + d) * blocks * SIZE;
+    // Add some sources of node j to the state, each with a share; or all of them at zero, which a folded line begins
+    // with.
+    auto absorb = [&](int j, int first, int last, real share, bool at_zero) {
+        real extra[POWERS];
 #pragma unroll
-    for (int j = 0; j < NODES; j++) {
-        passed[j] = count_passed(source_line, side, j, origin, lane);
-        // the blocks before give their moments, the rest of the block is absorbed
-        index_t block = min(passed[j] / BLOCK, max(blocks - 1, index_t(0)));
-        if (block > 0) {
-            Numbers<double> moments;
-            moments.load(sums + block * SIZE, lane);
-            move_moments(moments, double(origin) - double(source_line.place(block * BLOCK)) - double(side.node[j]),
-                         side.rate);
+        for (int l = 0; l < POWERS; l++) extra[l] = real(0);
+        for (int n = first; n < last; n += 32) {
+            bool there = n + lane < last;
+            int index = there ? source_line.index(n + lane) : 0;
+            real scalar = there ? scalars[index] : real(0), weight[POWERS];
+            real t = there && !at_zero ? source_line.place(n + lane) : real(0);
+            nodes.weights(j, origin - t - nodes.node[j], weight);
+            __syncwarp();
+            sources[lane].index = index;
 #pragma unroll
             for (int l = 0; l < POWERS; l++) {
+                sources[lane].weight[l] = there ? share * weight[l] : real(0);
+                extra[l] += scalar * share * weight[l];
+            }
+            __syncwarp();
+            Numbers<real> some;
+            some.clear();
+            add_listed(min(last - n, 32), some, [](int) {});
+            state.add_rows(some);
+        }
+        __syncwarp();
 #pragma unroll
-                for (int i = l; i < POWERS; i++) {
-                    double factor = double(side.below[j][i]) * binomial(i, l);
+        for (int l = 0; l < POWERS; l++) state.extra[l] += sum_lanes(double(extra[l]));
+    };
+
+    // Begin in the middle: find the places and sum what has been passed. With `renew`, sources behind the last node of
+    // a compact kernel are left out, as they cancel; without, all blocks before give their moments.
+    auto begin = [&](bool renew) {
+        state.clear();
+#pragma unroll 1
+        for (int j = 0; j < KEPT; j++) {
+            int node = j / EACH_NODE;
+            bool tie = HALVES ? j % 2 == 0 : nodes.closed;
+            int place = count_first(source_line.count, lane,
+                                    [&](int i) { return nodes.passed(node, tie, origin, source_line.place(i)); });
+            if (lane == 0) places[j] = place;
+        }
+        __syncwarp();
+        index_t blocks = (count + BLOCK - 1) / BLOCK, track = (p * sides + side_number) * dims + d;
+        const double *before = sums + (blockIdx.y * heads * sides * dims + track) * (blocks + 1) * SIZE;
+        if (FOLDED && sums) {
+            Numbers<double> all;
+            real weight[POWERS];
+            all.load(before + blocks * SIZE, lane);
+            nodes.weights(0, origin - nodes.node[0], weight);
 #pragma unroll
-                    for (int c = 0; c < VEC; c++) state.at[l][c] += factor * moments.at[i - l][c];
-                    state.extra[l] += factor * moments.extra[i - l];
+            for (int l = 0; l < POWERS; l++) state.mix(l, all.at[0], all.extra[0], -double(weight[l]));
+        }
+        // the sources of a folded line at zero, those passed at every node, and their ties
+#pragma unroll 1
+        for (int part = FOLDED && !sums ? -1 : 0; part < KEPT; part++) {
+            int j = max(part, 0) / EACH_NODE, first = renew ? places[KEPT - 1] : 0, last = places[strict(j)];
+            if (part < 0) {
+                last = source_line.count;
+            } else if (HALVES && part % 2 == 1) {
+                first = last, last = places[loose(j)];
+            } else if (sums && !renew) {
+                // the rest of the block is absorbed
+                int block = min(last / BLOCK, max((source_line.count - 1) / BLOCK, 0));
+                first = block * BLOCK;
+                if (block > 0) {
+                    Numbers<double> moments;
+                    moments.load(before + block * SIZE, lane);
+                    move_moments(moments, double(origin) - double(source_line.place(first)) - double(nodes.node[j]),
+                                 nodes.rate);
+#pragma unroll
+                    for (int l = 0; l < POWERS; l++) {
+#pragma unroll
+                        for (int i = l; i < POWERS; i++) {
+                            double factor = double(nodes.below[j][i]) * binomial(i, l);
+                            state.mix(l, moments.at[i - l], moments.extra[i - l], factor);
+                        }
+                    }
                 }
             }
+            absorb(j, first, last, part < 0 ? real(-1) : HALVES && part % 2 == 1 ? real(0.5) : real(1), part < 0);
         }
-        absorb(j, block * BLOCK, passed[j]);
-    }
+#pragma unroll
+        for (int j = 0; j < KEPT; j++) passed[j] = places[j];
+        __syncwarp();
+    };
 
-    while (at < end) {
-        // the next targets and, at every node, the next sources
+    // What the next batch begins with is on its way while the last one is walked: targets, and at every node sources,
+    // the next ones and, where they may be many, every SPREAD-th.
+    real next_s, next_t[NODES], next_mark[NODES];
+    int next_target, next_source[NODES];
+    auto fetch = [&]() {
+        next_s = at + lane < end ? target_line.place(at + lane) : infinity();
+        next_target = at + lane < end ? target_line.index(at + lane) : 0;
+#pragma unroll
+        for (int j = 0; j < NODES; j++) {
+            int i = passed[strict(j)] + lane, mark = passed[strict(j)] + lane * SPREAD + SPREAD - 1;
+            next_t[j] = i < source_line.count ? source_line.place(i) : infinity();
+            next_source[j] = i < source_line.count ? source_line.index(i) : 0;
+            next_mark[j] = mark < source_line.count ? source_line.place(mark) : infinity();
+        }
+    };
+
+    // The next targets and, at every node, the next sources; returns false, having done nothing, if a node is there
+    // once and there is a tie.
+    auto batch = [&](auto each) {
+        constexpr int EACH = decltype(each)::value, NN = NODES * EACH;
+        // ties are rare enough to look for them one by one
+        constexpr int WIDE = EACH == 1 ? SPREAD : 1;
+        auto passes = [&](int j, real s, real t) {
+            return side.passed(j / EACH, EACH == 2 ? j % 2 == 0 : !HALVES && side.closed, s, t);
+        };
+        auto slot = [](int j) { return EACH == 1 ? strict(j) : j; };
+        real s = next_s;
+        int target = next_target;
         bool wanted = at + lane < end;
-        real s = wanted ? target_line.place(at + lane) : infinity();
-        int target = wanted ? target_line.index(at + lane) : 0;
-        real from = __shfl_sync(ALL, s, 0);
-        if (from != origin) {
-            if (COMPACT && (from - renewed > 2 * support || from - origin > support)) {
-                // what has left the window cancels but for rounding, which grows with the distance: sum it afresh
-                state.clear();
-                origin = renewed = from;
+        // how many sources a target has passed; one that may have passed more than there is room for waits
+        bool in = wanted && s - origin <= span, tied = false;
+        int rank[NN], all = 0, busy = NN - 1;
 #pragma unroll
-                for (int j = 0; j < NODES; j++) passed[j] = count_passed(source_line, side, j, from, lane);
+        for (int j = NN - 1; j >= 0; j--) {
+            int left = source_line.count - passed[slot(j)];
+            real mark = next_mark[j / EACH];
+            if (EACH == 2 && (SPREAD > 1 || j % 2 == 0)) {
+                mark = lane < left ? source_line.place(passed[slot(j)] + lane) : infinity();
+            }
+            rank[j] = WIDE * count_before(mark, [&](real t) { return passes(j, s, t); });
+            // between two marks
 #pragma unroll
-                for (int j = 0; j < NODES - 1; j++) absorb(j, passed[NODES - 1], passed[j]);
-            } else {
-                move_factors(state, double(from) - double(origin), side.rate);
-                origin = from;
+            for (int i = 0; i < WIDE - 1; i++) {
+                bool there = wanted && rank[j] % WIDE == i && rank[j] < min(left, 32 * WIDE);
+                if (there && passes(j, s, source_line.place(passed[slot(j)] + rank[j]))) rank[j]++;
+            }
+            if (!wanted) rank[j] = min(left, 32 * WIDE);
+            all += rank[j];
+            // beyond the last source of a folded line a batch begins
+            bool more = (rank[j] >= 32 * WIDE && left > 32 * WIDE) || (FOLDED && rank[j] > 0 && rank[j] == left);
+            in = in && !more;
+            // a node with sources for the first target
+            if (__shfl_sync(ALL, rank[j], 0)) busy = j;
+            if (HALVES && EACH == 1) {
+                int n = passed[slot(j)] + rank[j];
+                real next = SPREAD == 1                ? __shfl_sync(ALL, mark, min(rank[j], 31))
+                            : wanted && rank[j] < left ? source_line.place(n)
+                                                       : infinity();
+                tied = tied || (wanted && rank[j] < min(left, 32 * WIDE) && s - next == side.node[j]);
             }
         }
-        real t[NODES];
-        int source[NODES], rank[NODES];
-#pragma unroll
-        for (int j = 0; j < NODES; j++) {
-            index_t i = passed[j] + lane;
-            t[j] = i < count ? source_line.place(i) : infinity();
-            source[j] = i < count ? source_line.index(i) : 0;
-        }
-        // how many sources a target has passed; one that may have passed more than there are here waits
-        bool in = wanted && s - origin <= span;
-        int place = lane, filled = NODES;
-#pragma unroll
-        for (int j = 0; j < NODES; j++) {
-            rank[j] = count_before(t[j], [&](real t) { return side.passed(j, s, t); });
-            place += rank[j];
-            bool more = rank[j] == 32 && passed[j] + 32 < count;
-            in = in && !more;
-            // the first node at which the first target waits
-            if (filled == NODES && __shfl_sync(ALL, more, 0)) filled = j;
-        }
+        if (HALVES && EACH == 1 && __any_sync(ALL, tied)) return false;
+        in = in && all <= LIST;
         // those before the first that waits
         unsigned waiting = ~__ballot_sync(ALL, in);
-        int taken = waiting ? __ffs(waiting) - 1 : 32, total = taken;
-        __syncwarp();
-        if (lane < taken) {
-            items[place].tag = ~target;
-            real y = s - origin, factor = RATE ? exponential(-side.rate * y) : real(1);
-#pragma unroll
-            for (int l = 0; l < POWERS; l++, factor *= y) items[place].weight[l] = factor;
-            index_t low = passed[NODES - 1] + rank[NODES - 1], high = passed[0] + rank[0];
-            if (COMPACT) windows[place] = {low, high - low <= FEW ? int(high - low) : -1, s};
-        }
-        // a source comes before the first target that has passed it, behind the targets before
-        int before[NODES];
-#pragma unroll
-        for (int j = 0; j < NODES; j++) {
-            before[j] = count_before(s, [&](real s) { return !side.passed(j, s, t[j]); });
-        }
-#pragma unroll
-        for (int j = 0; j < NODES; j++) {
-            int where = before[j] + lane;
-#pragma unroll
-            for (int k = 0; k < NODES; k++) {
-                if (k == j) continue;
-                // of the sources at other nodes: those of earlier targets, and of the same one those at earlier nodes
-                int last = k < j ? before[j] : before[j] - 1, others = __shfl_sync(ALL, rank[k], max(min(last, 31), 0));
-                where += last < 0 ? 0 : others;
-            }
-            // without any target, sources are taken up to the node that makes the first one wait
-            bool here = before[j] < taken || (taken == 0 && before[j] == 0 && j <= filled);
-            if (here) {
-                items[where].tag = source[j];
-                side.weights(j, origin - t[j] - side.node[j], items[where].weight);
-            }
-            int many = __popc(__ballot_sync(ALL, here));
-            passed[j] += many;
-            total += many;
-        }
-        at += taken;
-        __syncwarp();
+        int taken = waiting ? __ffs(waiting) - 1 : 32;
+        in = lane < taken;
 
-        for (int first = 0; first < total; first += STAGE) {
-            Item mine = items[first + lane];
-            bool is_source = first + lane < total && mine.tag >= 0, is_target = first + lane < total && mine.tag < 0;
-            int staged = min(total - first, STAGE);
+        real factor[POWERS], extra = real(0);
+        {
+            real y = s - origin, power = !in ? real(0) : RATE ? exponential(-side.rate * y) : real(1);
+            if (FOLDED < 0 && s == real(0)) power *= real(0.5);
+#pragma unroll
+            for (int l = 0; l < POWERS; l++, power *= y) factor[l] = in ? power : real(0);
+        }
+#pragma unroll
+        for (int l = 0; l < POWERS; l++) extra += factor[l] * real(state.extra[l]);
 
-            // rows of sources, and with PRODUCTS those of targets, sixteen bytes at a time
+        // a target with few sources in the window of a compact kernel is left for later
+        int low = passed[KEPT - 1] + rank[NN - 1], window = passed[0] + rank[0] - low;
+        unsigned few = COMPACT ? __ballot_sync(ALL, in && window <= FEW) : 0;
+        unsigned listed = __ballot_sync(ALL, in) & ~few;
+        int place = __popc(listed & ((1u << lane) - 1)), written = __popc(listed);
+        __syncwarp();
+        if (listed >> lane & 1) {
+            targets[place].index = target;
+            // the one in front of the first is there for this alone
+            targets[(place + 32) % 33].after = all;
+#pragma unroll
+            for (int l = 0; l < POWERS; l++) targets[place].weight[l] = factor[l];
+        }
+        if (PRODUCTS) {
+            // rows of targets, sixteen bytes at a time
             constexpr int PIECES = sizeof(Row) * 32 / 16;
 #pragma unroll
-            for (int i = 0; i < STAGE; i += 32 / PIECES) {
-                int l = i + lane / PIECES, tag = __shfl_sync(ALL, mine.tag, l);
-                if (l < staged && (PRODUCTS || tag >= 0)) {
-                    const real *row = tag >= 0 ? rows + tag * stride : out + ~tag * stride;
-                    unsigned slot = unsigned(__cvta_generic_to_shared(slots + l * 32)) + lane % PIECES * 16;
-                    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(slot),
-                                 "l"(reinterpret_cast<const char *>(row) + lane % PIECES * 16)
-                                 : "memory");
+            for (int i = 0; i < 32; i += 32 / PIECES) {
+                int l = i + lane / PIECES, index = __shfl_sync(ALL, target, l), to = __shfl_sync(ALL, place, l);
+                if (listed >> l & 1) {
+                    copy_later(reinterpret_cast<char *>(slots + to * 32) + lane % PIECES * 16,
+                               outputs - lane * sizeof(Row) + index_t(unsigned(index)) * source_rows.stride +
+                                   lane % PIECES * 16);
                 }
             }
-            asm volatile("cp.async.commit_group;");
+        }
 
-            // the extra scalar, while they are on their way
-            real scalar = !is_source ? real(0) : scalars[mine.tag], extra = real(0);
+        // the list of sources: each before the first target that has passed it
+        int total = 0;
+#pragma unroll
+        for (int j = 0; j < NN; j++) {
+            // without any target, those of one node that the first has passed
+            int some = __shfl_sync(ALL, rank[j], max(taken - 1, 0));
+            if (taken == 0 && j != busy) some = 0;
+            real sums_before[POWERS];
+#pragma unroll
+            for (int l = 0; l < POWERS; l++) sums_before[l] = real(0);
+#pragma unroll 1
+            for (int first = 0; first < some; first += 32) {
+                int i = first + lane, where = i;
+                bool here = i < some;
+                real t = next_t[j / EACH];
+                int source = next_source[j / EACH];
+                if (first > 0 || (EACH == 2 && j % 2 == 0)) {
+                    t = here ? source_line.place(passed[slot(j)] + i) : real(0);
+                    source = here ? source_line.index(passed[slot(j)] + i) : 0;
+                }
+                if (NN > 1 && taken > 0) {
+                    // the targets before, that is, those which have not passed it
+                    int before = count_before(rank[j], [&](int rank) { return rank <= i; });
+#pragma unroll
+                    for (int k = 0; k < NN; k++) {
+                        if (k == j) continue;
+                        // the sources at other nodes of earlier targets, and of the same one those at earlier nodes
+                        int last = k < j ? before : before - 1;
+                        int others = __shfl_sync(ALL, rank[k], max(min(last, 31), 0));
+                        where += last < 0 ? 0 : others;
+                    }
+                }
+                real weight[POWERS], scalar = here ? scalars[source] : real(0);
+                side.weights(j / EACH, here ? origin - t - side.node[j / EACH] : real(0), weight);
+                if (here) sources[where].index = source;
+#pragma unroll
+                for (int l = 0; l < POWERS; l++) {
+                    if (EACH == 2) weight[l] *= real(0.5);
+                    if (here) sources[where].weight[l] = weight[l];
+                    // the extra scalar of the targets: sums over the sources of this node that they have passed
+                    real sum = scan(here ? scalar * weight[l] : real(0), lane);
+                    int mine = min(rank[j] - first, 32);
+                    real part = __shfl_sync(ALL, sum, max(mine - 1, 0));
+                    if (mine > 0) extra += factor[l] * part;
+                    sums_before[l] += __shfl_sync(ALL, sum, 31);
+                }
+            }
+#pragma unroll
+            for (int l = 0; l < POWERS; l++) state.extra[l] += double(sums_before[l]);
+            total += some;
+            passed[slot(j)] += some;
+            if (HALVES && EACH == 1) passed[loose(j)] += some;
+        }
+        at += taken;
+        fetch();
+        if (lane < CHUNK) {
+            sources[total + lane].index = 0;
+#pragma unroll
+            for (int l = 0; l < POWERS; l++) sources[total + lane].weight[l] = real(0);
+        }
+        if (PRODUCTS) wait_for_copies();
+        __syncwarp();
+
+        Numbers<real> base, local;
+        base.clear(), local.clear();
+        base.add_rows(state);
+#pragma unroll
+        for (int l = 0; l < POWERS; l++) {
+#pragma unroll
+            // through a shuffle, as the compiler would convert it for every target again
+            for (int c = 0; c < VEC; c++) base.at[l][c] = __shfl_sync(ALL, base.at[l][c], lane);
+        }
+        int next = 0, due = written ? targets[32].after : NEVER;
+        if (lane == 0 && written) targets[written - 1].after = NEVER;
+        __syncwarp();
+        auto write = [&]() {
+            Target to = targets[next];
+            real sum[VEC];
 #pragma unroll
             for (int l = 0; l < POWERS; l++) {
-                real sum = scan(is_source ? scalar * mine.weight[l] : real(0), lane);
-                extra += mine.weight[l] * (real(state.extra[l]) + sum);
-                state.extra[l] += double(__shfl_sync(ALL, sum, 31));
-            }
-            if (COMPACT && is_target) {
-                Few window = windows[first + lane];
-                if (window.number >= 0) extra = real(0);
-                for (index_t n = window.first; n < window.first + window.number; n++) {
-                    extra += side.value(window.place, source_line.place(n)) * scalars[source_line.index(n)];
+#pragma unroll
+                for (int c = 0; c < VEC; c++) {
+                    real number = base.at[l][c] + local.at[l][c];
+                    sum[c] =
+                        l == 0 ? (RATE || FOLDED < 0 ? to.weight[0] * number : number) : sum[c] + to.weight[l] * number;
                 }
             }
-
-            Numbers<real> base, local;
-            base.clear(), local.clear();
-            base.add(state);
-            asm volatile("cp.async.wait_all;" ::: "memory");
-            __syncwarp();
-#pragma unroll 4
-            for (int l = 0; l < staged; l++) {
-                Item item = items[first + l];
-                if (item.tag >= 0) {
-                    local.add_row(item.weight, slots[l * 32 + lane], real(0));
-                    continue;
-                }
-                real sum[VEC];
-#pragma unroll
-                for (int c = 0; c < VEC; c++) sum[c] = real(0);
-                Few window = COMPACT ? windows[first + l] : Few{0, -1, real(0)};
-                if (window.number >= 0) {
-                    for (index_t n = window.first; n < window.first + window.number; n++) {
-                        real weight = side.value(window.place, source_line.place(n));
-                        Row row = load_row(rows, stride, source_line.index(n), lane);
-#pragma unroll
-                        for (int c = 0; c < VEC; c++) sum[c] += weight * row.at[c];
-                    }
-                } else {
-#pragma unroll
-                    for (int k = 0; k < POWERS; k++) {
-#pragma unroll
-                        for (int c = 0; c < VEC; c++) sum[c] += item.weight[k] * (base.at[k][c] + local.at[k][c]);
-                    }
-                }
-                if (PRODUCTS) {
-                    Row other = slots[l * 32 + lane];
-                    real product = real(0);
-#pragma unroll
-                    for (int c = 0; c < VEC; c++) product += sum[c] * other.at[c];
-                    // what the lanes have is summed below, all targets side by side
-                    __syncwarp();
-                    reinterpret_cast<real *>(slots + l * 32)[lane] = product;
-                } else {
-                    add_to(out + ~item.tag * stride + lane * VEC, sum);
-                }
-            }
-            state.add_rows(local);
-            __syncwarp();
             if (PRODUCTS) {
-                real sum = real(0);
-                const real *parts = reinterpret_cast<const real *>(slots + lane * 32);
-                // each lane starts elsewhere, so that they meet in no bank
-                if (is_target) {
-                    for (int i = 0; i < 32; i++) sum += parts[(i + lane) % 32];
-                    // the extra scalar belongs to the first block of channels
-                    if (blockIdx.y == 0) sum += extra * out_extra[~mine.tag];
-                    add_to(products + (p * number + ~mine.tag) * dims + d, sum);
-                }
-            } else if (is_target && blockIdx.y == 0) {
-                add_to(out_extra + ~mine.tag, extra);
+                Row &slot = slots[next * 32 + lane];
+                real product = real(0);
+#pragma unroll
+                for (int c = 0; c < VEC; c++) product += sum[c] * slot.at[c];
+                // what the lanes have is summed below, all targets side by side
+                slot.at[0] = product;
+            } else {
+                add_to(outputs + index_t(unsigned(to.index)) * source_rows.stride, sum);
             }
+            due = to.after;
+            next++;
+        };
+        add_listed(total, local, [&](int i) {
+            while (due <= i) write();
+        });
+        while (next < written) write();
+        state.add_rows(local);
+        __syncwarp();
+        real product = real(0);
+        if (PRODUCTS && listed >> lane & 1) {
+            // each lane starts elsewhere, so that they meet in few banks
+            for (int i = 0; i < 32; i++) product += slots[place * 32 + (i + lane) % 32].at[0];
+        }
+        while (COMPACT && few) {
+            int which = __ffs(few) - 1, first = __shfl_sync(ALL, low, which), index = __shfl_sync(ALL, target, which);
+            int last = first + __shfl_sync(ALL, window, which);
+            real spot = __shfl_sync(ALL, s, which), sum[VEC], sum_extra = real(0), result = real(0);
+#pragma unroll
+            for (int c = 0; c < VEC; c++) sum[c] = real(0);
+#pragma unroll 4
+            for (int n = first; n < last; n++) {
+                int source = source_line.index(n);
+                real weight = nodes.value(spot, source_line.place(n));
+                Row row = source_rows.load(source);
+#pragma unroll
+                for (int c = 0; c < VEC; c++) sum[c] += weight * row.at[c];
+                sum_extra += weight * scalars[source];
+            }
+            char *output = outputs + index_t(unsigned(index)) * source_rows.stride;
+            if (PRODUCTS) {
+#pragma unroll
+                for (int c = 0; c < VEC; c++) result += sum[c] * reinterpret_cast<const Row *>(output)->at[c];
+                result = sum_lanes(result);
+            } else {
+                add_to(output, sum);
+            }
+            if (lane == which) extra = sum_extra, product = result;
+            few &= few - 1;
+        }
+        if (PRODUCTS && in) {
+            // the extra scalar belongs to the first block of channels
+            if (blockIdx.y == 0) product += extra * out_extra[target];
+            add_to(products + (p * number + target) * dims + d, negative ? -product : product);
+        }
+        if (!PRODUCTS && in && blockIdx.y == 0) add_to(out_extra + target, extra);
+        __syncwarp();
+        return true;
+    };
+
+    bool renew = false, fresh = true;
+    while (at < end) {
+        if (!fresh) {
+            real from = __shfl_sync(ALL, next_s, 0);
+            // what has left the window cancels but for rounding, which grows with the distance: sum it afresh
+            renew = COMPACT && (from - renewed > FAR * support || from - origin > support);
+            if (from != origin && !renew) move_factors(state, double(from) - double(origin), side.rate);
+            origin = from;
+            fresh = renew;
+        }
+        if (fresh) {
+            renewed = origin;
             __syncwarp();
+            begin(renew);
+            fetch();
+            fresh = false;
+        }
+        if (FOLDED && passed[KEPT - 1] == source_line.count) {
+            // beyond the last source the kernel is constant
+#pragma unroll
+            for (int l = FOLDED > 0; l < POWERS; l++) state.clear(l);
+        }
+        if constexpr (HALVES) {
+            bool even = true;
+#pragma unroll
+            for (int j = 0; j < NODES; j++) even = even && passed[loose(j)] == passed[strict(j)];
+            if (even && batch(Int<1>())) continue;
+            batch(Int<2>());
+        } else {
+            batch(Int<1>());
         }
     }
 }
