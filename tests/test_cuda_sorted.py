@@ -24,15 +24,21 @@ def _fresh(monkeypatch, tmp_path):
     monkeypatch.setenv("SORTATTN_CACHE", str(tmp_path))
 
 
-def defines_of(terms, products, dtype=torch.float32, width=64, ordered=False):
-    return cuda._defines(cuda._tracks(terms, mirrored=False), dtype, width, products, ordered)
+def all_defines(terms, dtype=torch.float32, width=64, ordered=False):
+    """For sums of values, for the gradient of queries, and for those of values and keys together."""
+    for tracks, added, multiplied in (
+        (cuda._tracks(terms, mirrored=False), True, False),
+        (cuda._tracks(_derivative(terms), mirrored=False), False, True),
+        (cuda._slope_tracks(terms), True, True),
+    ):
+        yield cuda._defines(tracks, dtype, width, added=added, multiplied=multiplied, ordered=ordered)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("name", KERNELS)
 def test_walks_of_values_and_of_gradients_compile(name, architecture):
     terms = KERNELS[name].terms()
-    for defines in (defines_of(terms, False), defines_of(_derivative(terms), True)):
+    for defines in all_defines(terms):
         code = cubin(cuda._WALK, defines, architecture)
         for entry in (b"summarise", b"accumulate", b"walk"):
             assert entry in code
@@ -45,8 +51,7 @@ def test_walks_of_values_and_of_gradients_compile(name, architecture):
 )
 def test_other_types_and_widths_compile(dtype, width, ordered):
     terms = KERNELS["add_bump"].terms()
-    for products in (False, True):
-        defines = defines_of(terms, products, dtype, width, ordered)
+    for defines in all_defines(terms, dtype, width, ordered):
         assert b"walk" in cubin(cuda._WALK, defines, "sm_90")
 
 
@@ -125,4 +130,4 @@ def test_a_kernel_with_more_nodes_than_there_is_room_for_is_refused():
     nodes = torch.arange(200, dtype=torch.float64)
     terms = sortattn.Spline(nodes, torch.ones(201, dtype=torch.float64)).terms()
     with pytest.raises(RuntimeError, match="no room for 200 nodes .* use backend='tiled'"):
-        defines_of(terms, False)
+        list(all_defines(terms))

@@ -82,17 +82,21 @@ def sided_sum_backward(
     queries, keys = walk.points(query, query_order), walk.points(key, key_order)
     nothing = [value.new_empty(0) for _ in range(7)]
     grad_query, grad_key, grad_value, grad_weight, grad_bandwidth, grad_below, grad_above = nothing
-    if wants_value:
-        grad_value, grad_weight = walk.scatter(queries, keys, grad, grad_extra, terms, bandwidth, mirrored=True)
     if wants_points:
-        slope = _derivative(terms)
-        rates = 1.0 / bandwidth
+        slope, rates = _derivative(terms), 1.0 / bandwidth
         grad_query = walk.dot(
             keys, queries, value, weight, grad, grad_extra, slope, bandwidth, mirrored=False, factors=rates
         )
+    if wants_points and wants_value:
+        grad_value, grad_weight, grad_key = walk.towards_keys(
+            queries, keys, grad, grad_extra, value, weight, terms, slope, bandwidth
+        )
+    elif wants_points:
         grad_key = walk.dot(
             queries, keys, grad, grad_extra, value, weight, slope, bandwidth, mirrored=True, factors=-rates
         )
+    elif wants_value:
+        grad_value, grad_weight = walk.scatter(queries, keys, grad, grad_extra, terms, bandwidth, mirrored=True)
     if wants_bandwidth:
         grad_bandwidth = _bandwidth_gradient(query, key, grad_query, grad_key, bandwidth, bool(folded))
     if wants_terms:

@@ -166,6 +166,28 @@ def dot(
     return out
 
 
+def towards_keys(
+    queries: Points,
+    keys: Points,
+    grad: Tensor,
+    grad_extra: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    terms: Terms,
+    slope: Terms,
+    bandwidth: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of values, weights and keys: what the gradients of the queries' sums come to at the keys.
+
+    `slope` are the terms of the derivative.
+    """
+    by_value, by_weight = scatter(queries, keys, grad, grad_extra, terms, bandwidth, mirrored=True)
+    by_key = dot(
+        queries, keys, grad, grad_extra, value, weight, slope, bandwidth, mirrored=True, factors=-1.0 / bandwidth
+    )
+    return by_value, by_weight, by_key
+
+
 def _width(channels: int) -> int:
     """The widest block of which at least half is used."""
     return next((width for width in _WIDTHS if width < 2 * channels), _WIDTHS[-1])

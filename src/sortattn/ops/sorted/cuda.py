@@ -68,7 +68,7 @@ def scatter(
     """Sum `rows (P, N, C)` and `extra (P, N)` of the sources for the targets, see `cpu.scatter`."""
     walk = _Walk(_tracks(terms, mirrored), sources, targets, rows, extra, bandwidth)
     out, out_extra = walk.nothing(terms.constant)
-    walk.run(out, out_extra, None)
+    walk.run(out, out_extra, None, None, None)
     return out[..., : rows.shape[2]], out_extra
 
 
@@ -86,10 +86,28 @@ def dot(
 ) -> Tensor:
     """The sums of `scatter` along each dimension by itself, multiplied with rows of the targets, see `cpu.dot`."""
     walk = _Walk(_tracks(terms, mirrored), sources, targets, rows, extra, bandwidth)
-    problems, dims, number = targets.order.shape
-    products = torch.zeros(problems, number, dims, dtype=rows.dtype, device=rows.device)
-    walk.run(walk.padded(other), other_extra.contiguous(), products)
+    products = walk.no_products()
+    walk.run(None, None, walk.padded(other), other_extra.contiguous(), products)
     return products.mul_(factors.to(products.dtype)[:, None, None])
+
+
+def towards_keys(
+    queries: Lines,
+    keys: Lines,
+    grad: Tensor,
+    grad_extra: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    terms: Terms,
+    slope: Terms,
+    bandwidth: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of values, weights and keys, see `cpu.towards_keys`; one walk does for all of them."""
+    walk = _Walk(_slope_tracks(terms), queries, keys, grad, grad_extra, bandwidth)
+    out, out_extra = walk.nothing(terms.constant)
+    products = walk.no_products()
+    walk.run(out, out_extra, walk.padded(value), weight.contiguous(), products)
+    return out[..., : grad.shape[2]], out_extra, products
 
 
 def _sort(points: Tensor) -> Lines:
@@ -180,6 +198,14 @@ def _tracks(terms: Terms, mirrored: bool) -> _Tracks:
     return _Tracks(terms, [below, above], [mirrored, not mirrored], halves, closed=[False, whole and not halves])
 
 
+def _slope_tracks(terms: Terms) -> _Tracks:
+    """The tracks of the transposed kernel when its slopes are wanted too: mirrored ones change the sign of a slope."""
+    mirrored = [False, True] if terms.folded else [True, False]
+    tables = [terms.below, terms.below if terms.folded else terms.above]
+    number = 2 if terms.folded or terms.above.any() else 1
+    return _Tracks(terms, tables[:number], mirrored[:number], halves=True, negated=mirrored[:number])
+
+
 class _Walk:
     """A sum of rows `(P, N, C)` for targets, taken some heads at a time."""
 
@@ -204,26 +230,45 @@ class _Walk:
         rows, extra = (constant * self.dims * part.sum(1, keepdim=True) for part in (self.rows, self.extra))
         return rows.repeat(1, self.number, 1), extra.repeat(1, self.number)
 
-    def run(self, out: Tensor, out_extra: Tensor, products: Tensor | None) -> None:
-        """Walk along all lines; `products` as in walk.cu."""
+    def no_products(self) -> Tensor:
+        """Zeros to add inner products to."""
+        return self.rows.new_zeros(self.problems, self.number, self.dims)
+
+    def run(
+        self,
+        out: Tensor | None,
+        out_extra: Tensor | None,
+        others: Tensor | None,
+        other_extra: Tensor | None,
+        products: Tensor | None,
+    ) -> None:
+        """Walk along all lines, with what is added to and multiplied with as in walk.cu."""
         if not (self.problems and self.number and self.count and self.dims and self.stride):
             return
         ordered = torch.are_deterministic_algorithms_enabled()
         # without atomics, track by track and dimension by dimension: a target then has one warp at a time
-        alone = ordered and products is None
+        alone = ordered and out is not None
         tracks, dims = (1, 1) if alone else (self.tracks.number, self.dims)
         runs = self._runs(tracks, dims)
         length = max(_SHORT, math.ceil(self.number / runs / 32) * 32)
         blocks = math.ceil(self.count / _BLOCK)
         size = self.tracks.powers * (self.width + 1) * (blocks + 1) * self.dims * self.parts * tracks
         whole = length >= self.number
-        defines = _defines(self.tracks, self.rows.dtype, self.width, products is not None, ordered)
+        defines = _defines(
+            self.tracks,
+            self.rows.dtype,
+            self.width,
+            added=out is not None,
+            multiplied=products is not None,
+            ordered=ordered,
+        )
+        outputs = (out, out_extra, others, other_extra, products)
         with torch.cuda.device(self.rows.device):
             for some in [slice(0, self.problems)] if whole else _groups(self.problems, 8 * size, self.rows):
                 for i in range(self.tracks.number) if alone else (None,):
-                    self._run(some, i, defines, None if whole else size, length, dims, out, out_extra, products)
+                    self._run(some, i, defines, None if whole else size, length, dims, outputs)
 
-    def _run(self, some, i, defines, size, length, some_dims, out, out_extra, products) -> None:
+    def _run(self, some, i, defines, size, length, some_dims, outputs) -> None:
         """Some heads, and all their tracks or only track i."""
         tracks = self.tracks
         number, flags, numbers = tracks.number, (tracks.mirrored, tracks.closed, tracks.negated), tracks.numbers
@@ -232,7 +277,7 @@ class _Walk:
         heads, blocks, runs = some.stop - some.start, math.ceil(self.count / _BLOCK), math.ceil(self.number / length)
         sources, targets = ([part[some] for part in lines] for lines in (self.sources, self.targets))
         rows, extra, tau = (part[some] for part in (self.rows, self.extra, self.bandwidth))
-        outputs = (None if part is None else part[some] for part in (out, out_extra, products))
+        outputs = [None if part is None else part[some] for part in outputs]
         table = _table(numbers, rows.device)
         shape = (number, self.count, self.dims)
         moments = None
@@ -247,7 +292,6 @@ class _Walk:
                 (math.ceil(everything / _WARPS), self.parts), 32 * _WARPS, *sources, table, tau, moments, everything,
                 *shape, flags[0],
             )  # fmt: skip
-        outputs = tuple(outputs)
         for first in range(0, self.dims, some_dims):
             Kernel(_WALK, "walk", defines)(
                 (heads * number * some_dims * runs, self.parts), 32, *sources, *targets, rows, extra, table, tau,
@@ -270,14 +314,18 @@ class _Walk:
         return max(1, math.ceil(runs))
 
 
-def _defines(tracks: _Tracks, dtype: torch.dtype, width: int, products: bool, ordered: bool) -> Defines:
+def _defines(
+    tracks: _Tracks, dtype: torch.dtype, width: int, *, added: bool, multiplied: bool, ordered: bool
+) -> Defines:
     # shared memory: lists of sources and targets, the side, and the rows of targets
     places = (32 * (1 + tracks.halves) if tracks.nodes == 1 else 64 * tracks.nodes) + _CHUNK
     each = places * (
         8 if dtype.itemsize * tracks.powers == 4 else 16 * math.ceil((dtype.itemsize * tracks.powers + 4) / 16)
     )
     each += (
-        33 * 16 * (1 + tracks.powers) + tracks.nodes * (tracks.powers + 3) * 8 + 32 * width * dtype.itemsize * products
+        33 * 16 * (1 + tracks.powers)
+        + tracks.nodes * (tracks.powers + 3) * 8
+        + 32 * width * dtype.itemsize * multiplied
     )
     if each > 48 << 10:
         raise RuntimeError(f"the sorted backend has no room for {tracks.nodes} nodes on a GPU; use backend='tiled'")
@@ -290,10 +338,12 @@ def _defines(tracks: _Tracks, dtype: torch.dtype, width: int, products: bool, or
         ("RATE", int(tracks.rate)),
         ("COMPACT", int(tracks.compact)),
         ("FOLDED", tracks.folded),
-        ("PRODUCTS", int(products)),
+        ("PRODUCTS", int(multiplied and not added)),
+        ("SLOPES", int(multiplied and added)),
         ("ORDERED", int(ordered)),
         ("CHUNK", _CHUNK),
-        ("RESIDENT", _RESIDENT if tracks.nodes < 3 else _RESIDENT * 3 // 4),
+        # fewer, where they need more registers
+        ("RESIDENT", _RESIDENT - 4 * (tracks.nodes > 2) - 4 * (added and multiplied)),
     )
 
 

@@ -19,8 +19,9 @@
 //
 // Macros: REAL and VEC (channels of a lane), NODES and POWERS (coefficients of a polynomial), HALVES (ties count half),
 // RATE (whether there is an exponential), COMPACT, FOLDED (0, or 1 and -1 as in `Terms`), PRODUCTS (inner products
-// instead of scattered sums), ORDERED (no atomics: one dimension of a head and one track at a time), CHUNK (rows that a
-// lane has on their way at a time), RESIDENT (warps of a multiprocessor that walk).
+// instead of scattered sums), SLOPES (scattered sums, and inner products with their derivatives), ORDERED (no atomics:
+// one dimension of a head and one track at a time), CHUNK (rows that a lane has on their way at a time), RESIDENT
+// (warps of a multiprocessor that walk).
 
 typedef REAL real;
 typedef long long index_t;
@@ -44,6 +45,7 @@ constexpr int KEPT = NODES * (HALVES ? 2 : 1);
 // those of node j: without ties, and with them
 __device__ constexpr int strict(int j) { return HALVES ? 2 * j + 1 : j; }
 __device__ constexpr int loose(int j) { return HALVES ? 2 * j : j; }
+constexpr bool ADDED = !PRODUCTS, MULTIPLIED = PRODUCTS || SLOPES;
 constexpr int EACH_NODE = HALVES ? 2 : 1;
 constexpr int NEVER = 0x7fffffff;
 // sources of a node that a batch may have, in thirty-twos: those of one node may be much denser than those of another
@@ -148,6 +150,19 @@ struct Side {
 #pragma unroll
             for (int i = POWERS - 2; i >= 0; i--) term = term * z + below[j][i];
             real share = s - t > node[j] ? real(1) : s - t < node[j] ? real(0) : HALVES ? real(0.5) : real(closed);
+            sum += share * term;
+        }
+        return sum;
+    }
+    // its derivative
+    __device__ real slope(real s, real t) const {
+        real sum = real(0);
+#pragma unroll
+        for (int j = 0; j < NODES; j++) {
+            real z = s - t - node[j], term = real(0);
+#pragma unroll
+            for (int i = POWERS - 1; i >= 1; i--) term = term * z + real(i) * below[j][i];
+            real share = s - t > node[j] ? real(1) : s - t < node[j] ? real(0) : real(0.5);
             sum += share * term;
         }
         return sum;
@@ -396,6 +411,10 @@ __device__ inline real scan(real x, int lane) {
 // A target of a list, with its y^l e^(-rate y).
 struct alignas(16) Target {
     real weight[POWERS];
+#if SLOPES
+    // the derivative by y
+    real slope[POWERS];
+#endif
     int index;
     // the sources of the list that the target behind it has passed
     int after;
@@ -442,21 +461,22 @@ __device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" :::
 
 // Sum the sources for a run of sorted targets.
 //
-// Without PRODUCTS the sums are added to `out (heads, targets, stride)` and `out_extra (heads, targets)`; with it they
-// are multiplied with those rows and scalars, and the inner products are added to `products (heads, targets, dims)`.
+// They are added to `out (heads, targets, stride)` and `out_extra (heads, targets)`. With PRODUCTS they are multiplied
+// instead with such rows `others` and scalars `other_extra`, and the inner products are added to `products (heads,
+// targets, dims)`. With SLOPES the sums are added, and their derivatives by the targets multiplied.
 // Bits of `mirrored`, `closed` (ties count) and `negated` are for the sides. `sums` are those of `accumulate`, or null
 // if every run is a whole track.
 extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     walk(const real *source_places, const int *source_order, const real *target_places, const int *target_order,
          const real *rows, const real *scalars, const double *table, const double *taus, const double *sums, real *out,
-         real *out_extra, real *products, index_t heads, index_t sides, index_t count, index_t number, index_t dims,
-         index_t stride, index_t mirrored, index_t closed, index_t negated, index_t length, index_t first_dim,
-         index_t some_dims) {
+         real *out_extra, const real *others, const real *other_extra, real *products, index_t heads, index_t sides,
+         index_t count, index_t number, index_t dims, index_t stride, index_t mirrored, index_t closed, index_t negated,
+         index_t length, index_t first_dim, index_t some_dims) {
     // behind the last source of a list stand some with a weight of zero
     __shared__ Source<real> sources[LIST + CHUNK];
     __shared__ Target targets[33];
-    // with PRODUCTS, the rows of the targets
-    __shared__ alignas(16) Row slots[PRODUCTS ? 32 * 32 : 1];
+    // rows of targets that sums are multiplied with
+    __shared__ alignas(16) Row slots[MULTIPLIED ? 32 * 32 : 1];
     // for loops over the nodes that are not unrolled
     __shared__ Side nodes;
     __shared__ int places[KEPT];
@@ -468,6 +488,8 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     Rows source_rows(rows + p * count * stride + blockIdx.y * WIDTH, stride, lane);
     char *outputs = reinterpret_cast<char *>(out + p * number * stride + blockIdx.y * WIDTH + lane * VEC);
     out_extra += p * number;
+    others += p * number * stride + blockIdx.y * WIDTH;
+    other_extra += p * number;
     scalars += p * count;
     bool negative = negated >> side_number & 1;
     Side side;
@@ -477,8 +499,8 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     Line target_line(target_places, target_order, p * dims + d, number, mirrored >> side_number & 1);
     if (FOLDED) {
         source_line.keep_half(false, lane);
-        // a target at zero is on both sides of an odd kernel, and an even one vanishes there
-        target_line.keep_half(FOLDED < 0, lane);
+        // a target at zero is on both sides of an odd kernel or derivative, and an even one vanishes there
+        target_line.keep_half(FOLDED < 0 || SLOPES, lane);
     }
     real support = side.node[NODES - 1] - side.node[0];
     // a batch reaches no further than this: an exponential neither overflows nor loses digits, and little cancels
@@ -663,15 +685,23 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         int taken = waiting ? __ffs(waiting) - 1 : 32;
         in = lane < taken;
 
-        real factor[POWERS], extra = real(0);
+        // of the extra scalar: the sum and, with SLOPES, its derivative
+        real factor[POWERS], slope[POWERS], extra = real(0), extra_slope = real(0);
         {
             real y = s - origin, power = !in ? real(0) : RATE ? exponential(-side.rate * y) : real(1);
-            if (FOLDED < 0 && s == real(0)) power *= real(0.5);
+            if (FOLDED && s == real(0)) power *= real(0.5);
 #pragma unroll
-            for (int l = 0; l < POWERS; l++, power *= y) factor[l] = in ? power : real(0);
+            for (int l = 0; l < POWERS; l++, power *= y) {
+                factor[l] = in ? power : real(0);
+                slope[l] = RATE ? -side.rate * factor[l] : real(0);
+                if (l > 0) slope[l] += real(l) * factor[l - 1];
+            }
         }
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) extra += factor[l] * real(state.extra[l]);
+        for (int l = 0; l < POWERS; l++) {
+            extra += factor[l] * real(state.extra[l]);
+            extra_slope += slope[l] * real(state.extra[l]);
+        }
 
         // a target with few sources in the window of a compact kernel is left for later
         int low = passed[KEPT - 1] + rank[NN - 1], window = passed[0] + rank[0] - low;
@@ -684,9 +714,14 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             // the one in front of the first is there for this alone
             targets[(place + 32) % 33].after = all;
 #pragma unroll
-            for (int l = 0; l < POWERS; l++) targets[place].weight[l] = factor[l];
+            for (int l = 0; l < POWERS; l++) {
+                targets[place].weight[l] = factor[l];
+#if SLOPES
+                targets[place].slope[l] = slope[l];
+#endif
+            }
         }
-        if (PRODUCTS) {
+        if (MULTIPLIED) {
             // rows of targets, sixteen bytes at a time
             constexpr int PIECES = sizeof(Row) * 32 / 16;
 #pragma unroll
@@ -694,7 +729,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 int l = i + lane / PIECES, index = __shfl_sync(ALL, target, l), to = __shfl_sync(ALL, place, l);
                 if (listed >> l & 1) {
                     copy_later(reinterpret_cast<char *>(slots + to * 32) + lane % PIECES * 16,
-                               outputs - lane * sizeof(Row) + index_t(unsigned(index)) * source_rows.stride +
+                               reinterpret_cast<const char *>(others) + index_t(unsigned(index)) * source_rows.stride +
                                    lane % PIECES * 16);
                 }
             }
@@ -743,7 +778,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                     real sum = scan(here ? scalar * weight[l] : real(0), lane);
                     int mine = min(rank[j] - first, 32);
                     real part = __shfl_sync(ALL, sum, max(mine - 1, 0));
-                    if (mine > 0) extra += factor[l] * part;
+                    if (mine > 0) extra += factor[l] * part, extra_slope += slope[l] * part;
                     sums_before[l] += __shfl_sync(ALL, sum, 31);
                 }
             }
@@ -760,7 +795,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
 #pragma unroll
             for (int l = 0; l < POWERS; l++) sources[total + lane].weight[l] = real(0);
         }
-        if (PRODUCTS) wait_for_copies();
+        if (MULTIPLIED) wait_for_copies();
         __syncwarp();
 
         Numbers<real> base, local;
@@ -777,7 +812,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         __syncwarp();
         auto write = [&]() {
             Target to = targets[next];
-            real sum[VEC];
+            real sum[VEC], derivative[VEC];
 #pragma unroll
             for (int l = 0; l < POWERS; l++) {
 #pragma unroll
@@ -785,17 +820,23 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                     real number = base.at[l][c] + local.at[l][c];
                     sum[c] =
                         l == 0 ? (RATE || FOLDED < 0 ? to.weight[0] * number : number) : sum[c] + to.weight[l] * number;
+#if SLOPES
+                    // without an exponential there is none of a constant
+                    if (l == 0)
+                        derivative[c] = RATE ? to.slope[0] * number : real(0);
+                    else
+                        derivative[c] += to.slope[l] * number;
+#endif
                 }
             }
-            if (PRODUCTS) {
+            if (ADDED) add_to(outputs + index_t(unsigned(to.index)) * source_rows.stride, sum);
+            if (MULTIPLIED) {
                 Row &slot = slots[next * 32 + lane];
                 real product = real(0);
 #pragma unroll
-                for (int c = 0; c < VEC; c++) product += sum[c] * slot.at[c];
+                for (int c = 0; c < VEC; c++) product += (SLOPES ? derivative[c] : sum[c]) * slot.at[c];
                 // what the lanes have is summed below, all targets side by side
                 slot.at[0] = product;
-            } else {
-                add_to(outputs + index_t(unsigned(to.index)) * source_rows.stride, sum);
             }
             due = to.after;
             next++;
@@ -807,42 +848,42 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         state.add_rows(local);
         __syncwarp();
         real product = real(0);
-        if (PRODUCTS && listed >> lane & 1) {
+        if (MULTIPLIED && listed >> lane & 1) {
             // each lane starts elsewhere, so that they meet in few banks
             for (int i = 0; i < 32; i++) product += slots[place * 32 + (i + lane) % 32].at[0];
         }
         while (COMPACT && few) {
             int which = __ffs(few) - 1, first = __shfl_sync(ALL, low, which), index = __shfl_sync(ALL, target, which);
             int last = first + __shfl_sync(ALL, window, which);
-            real spot = __shfl_sync(ALL, s, which), sum[VEC], sum_extra = real(0), result = real(0);
-#pragma unroll
-            for (int c = 0; c < VEC; c++) sum[c] = real(0);
+            real spot = __shfl_sync(ALL, s, which), result = real(0);
+            Row other = {}, row;
+            if (MULTIPLIED) other = Rows(others, stride, lane).load(index);
+            real sum[VEC] = {}, sum_extra = real(0), sum_slope = real(0);
 #pragma unroll 4
             for (int n = first; n < last; n++) {
                 int source = source_line.index(n);
-                real weight = nodes.value(spot, source_line.place(n));
-                Row row = source_rows.load(source);
+                real t = source_line.place(n), scalar = scalars[source], weight = nodes.value(spot, t);
+                real derivative = SLOPES ? nodes.slope(spot, t) : weight;
+                row = source_rows.load(source);
 #pragma unroll
-                for (int c = 0; c < VEC; c++) sum[c] += weight * row.at[c];
-                sum_extra += weight * scalars[source];
+                for (int c = 0; c < VEC; c++) {
+                    sum[c] += weight * row.at[c];
+                    if (MULTIPLIED) result += derivative * row.at[c] * other.at[c];
+                }
+                sum_extra += weight * scalar;
+                sum_slope += derivative * scalar;
             }
-            char *output = outputs + index_t(unsigned(index)) * source_rows.stride;
-            if (PRODUCTS) {
-#pragma unroll
-                for (int c = 0; c < VEC; c++) result += sum[c] * reinterpret_cast<const Row *>(output)->at[c];
-                result = sum_lanes(result);
-            } else {
-                add_to(output, sum);
-            }
-            if (lane == which) extra = sum_extra, product = result;
+            if (ADDED) add_to(outputs + index_t(unsigned(index)) * source_rows.stride, sum);
+            if (MULTIPLIED) result = sum_lanes(result);
+            if (lane == which) extra = sum_extra, extra_slope = sum_slope, product = result;
             few &= few - 1;
         }
-        if (PRODUCTS && in) {
-            // the extra scalar belongs to the first block of channels
-            if (blockIdx.y == 0) product += extra * out_extra[target];
+        // the extra scalar belongs to the first block of channels
+        if (MULTIPLIED && in) {
+            if (blockIdx.y == 0) product += (SLOPES ? extra_slope : extra) * other_extra[target];
             add_to(products + (p * number + target) * dims + d, negative ? -product : product);
         }
-        if (!PRODUCTS && in && blockIdx.y == 0) add_to(out_extra + target, extra);
+        if (ADDED && in && blockIdx.y == 0) add_to(out_extra + target, extra);
         __syncwarp();
         return true;
     };
