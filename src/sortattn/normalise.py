@@ -21,6 +21,24 @@ def normalise(problem: Problem, sums: Tensor, total: Tensor, floor: float) -> Te
     return sums * (poison(problem) * weight)[..., None]
 
 
+def reciprocal(total: Tensor, floor: float = 0.0) -> Tensor:
+    """What `normalise` multiplies the sums with, for those who know the derivative by themselves."""
+    if floor:
+        return 1.0 / total.clamp(min=floor)
+    # below `tiny` a reciprocal is infinite
+    empty = total.abs() < torch.finfo(total.dtype).tiny
+    return torch.where(empty, 0.0, 1.0 / torch.where(empty, 1.0, total))
+
+
+def through_quotient(grad: Tensor, rows: Tensor, total: Tensor, floor: float = 0.0) -> tuple[Tensor, Tensor]:
+    """The gradients by the sums `(P, M, C)` and by the total `(P, M)` from that by `rows`, which is their quotient."""
+    inverse = reciprocal(total, floor)
+    grad_total = -(grad * rows).sum(-1) * inverse
+    if floor:
+        grad_total = torch.where(total < floor, 0.0, grad_total)
+    return grad * inverse[..., None], grad_total
+
+
 def poisoned(problem: Problem, rows: Tensor) -> Tensor:
     """The rows `(P, M, C)`, NaN in every head that holds a NaN or an infinity."""
     return rows * poison(problem)[..., None]

@@ -8,11 +8,14 @@ with the folder, a kernel is compiled afresh.
 import hashlib
 import os
 import tempfile
+import threading
 from pathlib import Path
 
 Defines = tuple[tuple[str, str | int], ...]
 
 _SUFFIX = ".cubin"
+# threads that import cuda.core for the first time at once may find it half made
+importing = threading.Lock()
 # a file starts with the digest of what follows, so that one cut short is told from a whole one
 _DIGEST = 32
 
@@ -36,7 +39,7 @@ def files() -> list[Path]:
 
 def cubin(source: Path, defines: Defines, arch: str) -> bytes:
     """The machine code of `source` for an architecture such as `sm_90`."""
-    text = source.read_text()
+    text = _text(source)
     parts = (text, repr(defines), arch, _compiler())
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     path = folder() / f"{source.stem}-{arch}-{name[:32]}{_SUFFIX}"
@@ -47,15 +50,28 @@ def cubin(source: Path, defines: Defines, arch: str) -> bytes:
     return code
 
 
+def _text(source: Path) -> str:
+    """The source with the files beside it that it includes."""
+    lines = []
+    for number, line in enumerate(source.read_text().splitlines(), 1):
+        if line.startswith('#include "'):
+            other = source.with_name(line.split('"')[1])
+            line = f'#line 1 "{other.name}"\n{_text(other)}\n#line {number + 1} "{source.name}"'
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
 def _compiler() -> str:
-    from cuda.bindings import nvrtc
+    with importing:
+        from cuda.bindings import nvrtc
 
     error, major, minor = nvrtc.nvrtcVersion()
     return f"{error} {major}.{minor}"
 
 
 def _compile(source: Path, text: str, defines: Defines, arch: str) -> bytes:
-    from cuda.core import Program, ProgramOptions
+    with importing:
+        from cuda.core import Program, ProgramOptions
 
     macros = [(name, str(value)) for name, value in defines]
     options = ProgramOptions(

@@ -1,5 +1,7 @@
 """Launch a kernel on the device and stream that torch is on."""
 
+import ctypes
+import struct
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,13 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .compile import Defines, cubin
+from .compile import Defines, cubin, importing
 
-# a kernel is loaded once per device; loading twice is harmless, so the lock guards the table only
-_kernels: dict[tuple, object] = {}
+# handles by kernel and device; loading twice is harmless, so the lock guards the table only
+_handles: dict[tuple["Kernel", int], int] = {}
+# what the handles belong to, which must live as long as they
+_modules: list[object] = []
 _lock = threading.Lock()
-# bytes of shared memory that every kernel may have
-_USUAL = 48 << 10
 
 
 @dataclass(frozen=True)
@@ -29,54 +31,60 @@ class Kernel:
 
         A tensor arrives as a pointer, None as a null pointer, an int as `long long`, a float as `double`.
         """
-        from cuda.core import LaunchConfig, launch
-
         if 0 in grid:
             return
+        from cuda.bindings.driver import CUresult, cuLaunchKernel
+
         device = torch.cuda.current_device()
-        kernel = self._load(device)
-        if shared > _USUAL:
-            _allow(kernel, device, shared)
-        config = LaunchConfig(grid=grid, block=block, shmem_size=shared)
-        launch(_Stream(torch.cuda.current_stream(device).cuda_stream), config, kernel, *map(_argument, arguments))
+        handle = _handles.get((self, device)) or self._load(device)
+        # the driver itself: cuda.core's launch takes half as long again
+        count = len(arguments)
+        words = (ctypes.c_int64 * count)(*map(_word, arguments))
+        first = ctypes.addressof(words)
+        places = (ctypes.c_void_p * count)(*range(first, first + 8 * count, 8))
+        width, height, depth = (*grid, 1, 1)[:3]
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        (error,) = cuLaunchKernel(
+            handle, width, height, depth, block, 1, 1, shared, stream, ctypes.addressof(places), 0
+        )  # fmt: skip
+        if error != CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"{self.entry} of {self.source.name} cannot be launched on cuda:{device}: {error}")
 
-    def _load(self, device: int):
-        place = (self, device)
-        with _lock:
-            found = _kernels.get(place)
-        if found is None:
+    def _load(self, device: int) -> int:
+        major, minor = torch.cuda.get_device_capability(device)
+        code = cubin(self.source, self.defines, f"sm_{major}{minor}")
+        with importing:
             from cuda.core import Device, ObjectCode
-
-            Device(device).set_current()
-            major, minor = torch.cuda.get_device_capability(device)
-            code = cubin(self.source, self.defines, f"sm_{major}{minor}")
-            found = ObjectCode.from_cubin(code, name=self.source.name).get_kernel(self.entry)
-            with _lock:
-                _kernels[place] = found
-        return found
-
-
-class _Stream:
-    """A raw stream in the form that cuda.core takes."""
-
-    def __init__(self, handle: int):
-        self.handle = handle
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self.handle
+        Device(device).set_current()
+        kernel = ObjectCode.from_cubin(code, name=self.source.name).get_kernel(self.entry)
+        _allow(kernel, device)
+        with _lock:
+            _modules.append(kernel)
+            _handles[self, device] = int(kernel.handle)
+        return _handles[self, device]
 
 
-def _argument(argument: Tensor | int | float | None) -> int | float:
+def _word(argument: Tensor | int | float | None) -> int:
+    """The argument as 64 bits."""
     if isinstance(argument, Tensor):
         return argument.data_ptr()
+    if isinstance(argument, float):
+        return struct.unpack("q", struct.pack("d", argument))[0]
     return 0 if argument is None else argument
 
 
-def _allow(kernel, device: int, shared: int) -> None:
-    """Ask for more shared memory than is usual."""
+def _allow(kernel, device: int) -> None:
+    """Let blocks have as much shared memory as the device has for one."""
     from cuda.bindings import driver
 
-    name = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    (error,) = driver.cuKernelSetAttribute(name, shared, kernel.handle, driver.CUdevice(device))
+    place = driver.CUdevice(device)
+    most = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+    names = driver.CUfunction_attribute
+    dynamic, static = names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, names.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+    error, room = driver.cuDeviceGetAttribute(most, place)
+    if error == driver.CUresult.CUDA_SUCCESS:
+        error, taken = driver.cuKernelGetAttribute(static, kernel.handle, place)
+    if error == driver.CUresult.CUDA_SUCCESS:
+        (error,) = driver.cuKernelSetAttribute(dynamic, room - taken, kernel.handle, place)
     if error != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"a block of {shared} bytes of shared memory is not to be had on cuda:{device}: {error}")
+        raise RuntimeError(f"a kernel cannot have the shared memory of a block on cuda:{device}: {error}")

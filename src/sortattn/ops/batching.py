@@ -13,7 +13,7 @@ def fold(size: int, tensor: Tensor, dim: int | None) -> Tensor:
 
 def unfold(size: int, outputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     """Outputs `(size * P, ...)` as `(size, P, ...)`, and the dimension they are mapped over."""
-    return tuple(part.reshape(size, -1, *part.shape[1:]) for part in outputs), (0,) * len(outputs)
+    return tuple(part.unflatten(0, (size, part.shape[0] // size)) for part in outputs), (0,) * len(outputs)
 
 
 def map_rule(operator: Callable[..., Tensor]) -> Callable:

@@ -6,36 +6,46 @@ import torch
 from torch import Tensor
 
 from ... import threads
-from ...kernels import rebuild
+from ...kernels import KERNELS, ExponentialKernel, rebuild
+from ...normalise import reciprocal, through_quotient
 
 # numbers in the largest intermediate of a block, per dimension that autograd keeps of it in the backward pass
 _BLOCK = 1 << 22
 _LENGTH = 256
 
 
+def shifted(kernel: str) -> bool:
+    """Whether attention with this kernel is the softmax of a logarithm."""
+    return isinstance(KERNELS.get(kernel), ExponentialKernel)
+
+
 def forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    weight: Tensor,
-    bandwidth: Tensor,
-    parameters: Tensor,
+    weight: Tensor | None,
+    bandwidth: Tensor | None,
+    parameters: Tensor | None,
+    tau: float,
     kernel: str,
     causal: bool,
     group: int,
-    shifted: bool,
+    normalised: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `tiled_sum` returns."""
-    query, key, value, weight = (part.detach() for part in (query, key, value, weight))
-    chosen = rebuild(kernel, parameters.detach() if parameters.numel() else None)
+    query, key, value = (part.detach() for part in (query, key, value))
+    chosen = rebuild(kernel, None if parameters is None else parameters.detach())
+    logarithm = normalised and shifted(kernel)
     sums = torch.zeros(*query.shape[:2], value.shape[2], dtype=value.dtype, device=value.device)
     total = torch.zeros(query.shape[:2], dtype=value.dtype, device=value.device)
-    shift = torch.full_like(total, -torch.inf if shifted else 0.0)
+    shift = torch.full_like(total, -torch.inf) if logarithm else total.new_empty(query.shape[0], 0)
     for problems, rows, columns in _blocks(query, key, causal, group):
-        seen = _seen(weight[problems, columns], rows, columns, query, key, causal, group)
-        if shifted:
-            scores = chosen.log_gram(query[problems, rows], key[problems, columns], bandwidth[problems])
-            scores = torch.where(seen, scores, -torch.inf)
+        seen = _seen(weight, problems, rows, columns, query, key, causal, group)
+        taus = tau if bandwidth is None else bandwidth[problems]
+        if logarithm:
+            scores = chosen.log_gram(query[problems, rows], key[problems, columns], taus)
+            if seen is not None:
+                scores = torch.where(seen, scores, -torch.inf)
             before = shift[problems, rows]
             after = torch.maximum(before, scores.amax(-1))
             # a row that has seen nothing yet has no scale to change
@@ -45,48 +55,68 @@ def forward(
             shift[problems, rows] = after
             block = (scores - torch.where(after == -torch.inf, 0.0, after)[..., None]).exp()
         else:
-            block = chosen.gram(query[problems, rows], key[problems, columns], bandwidth[problems])
-            block = torch.where(seen, block, 0.0)
+            block = chosen.gram(query[problems, rows], key[problems, columns], taus)
+            if seen is not None:
+                block = torch.where(seen, block, 0.0)
         sums[problems, rows] += block @ value[problems, columns]
         total[problems, rows] += block.sum(-1)
+    if normalised:
+        sums *= reciprocal(total, chosen.floor)[..., None]
     return sums, total, torch.where(shift == -torch.inf, 0.0, shift)
 
 
 def backward(
     grad: Tensor,
-    grad_total: Tensor,
+    rows: Tensor,
+    total: Tensor,
+    shift: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    weight: Tensor,
-    bandwidth: Tensor,
-    parameters: Tensor,
-    shift: Tensor,
+    weight: Tensor | None,
+    bandwidth: Tensor | None,
+    parameters: Tensor | None,
+    tau: float,
     kernel: str,
     causal: bool,
     group: int,
-    shifted: bool,
+    normalised: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """What `tiled_sum_backward` returns."""
-    inputs = tuple(part.detach() for part in (query, key, value, bandwidth, parameters))
-    gradients = tuple(torch.zeros_like(part, memory_format=torch.contiguous_format) for part in inputs)
+    inputs = tuple(None if part is None else part.detach() for part in (query, key, value, bandwidth, parameters))
+    gradients = tuple(
+        query.new_empty(0) if part is None else torch.zeros_like(part, memory_format=torch.contiguous_format)
+        for part in inputs
+    )
+    floor = rebuild(kernel, inputs[4]).floor
+    if normalised:
+        grad, grad_total = through_quotient(grad, rows, total, floor)
+    else:
+        grad_total = torch.zeros_like(total)
 
     def accumulate() -> None:
         for problems, rows, columns in _blocks(query, key, causal, group):
             places = ((problems, rows), (problems, columns), (problems, columns), (problems,), (slice(None),))
-            leaves = [part[place].detach().requires_grad_() for part, place in zip(inputs, places, strict=True)]
-            seen = _seen(weight[problems, columns], rows, columns, query, key, causal, group)
+            leaves = [
+                None if part is None else part[place].detach().requires_grad_()
+                for part, place in zip(inputs, places, strict=True)
+            ]
+            seen = _seen(weight, problems, rows, columns, query, key, causal, group)
             queries, keys, values, taus, numbers = leaves
-            chosen = rebuild(kernel, numbers if numbers.numel() else None)
-            if shifted:
+            chosen = rebuild(kernel, numbers)
+            taus = tau if taus is None else taus
+            if shift.shape[1]:
                 scores = chosen.log_gram(queries, keys, taus) - shift[problems, rows][..., None]
-                block = torch.where(seen, scores, -torch.inf).exp()
+                block = (scores if seen is None else torch.where(seen, scores, -torch.inf)).exp()
             else:
-                block = torch.where(seen, chosen.gram(queries, keys, taus), 0.0)
+                block = chosen.gram(queries, keys, taus)
+                block = block if seen is None else torch.where(seen, block, 0.0)
             outputs = (block @ values, block.sum(-1))
             grads = (grad[problems, rows], grad_total[problems, rows])
-            parts = torch.autograd.grad(outputs, leaves, grads, allow_unused=True)
-            for gradient, place, part in zip(gradients, places, parts, strict=True):
+            asked = [leaf for leaf in leaves if leaf is not None]
+            parts = iter(torch.autograd.grad(outputs, asked, grads, allow_unused=True))
+            for gradient, place, leaf in zip(gradients, places, leaves, strict=True):
+                part = None if leaf is None else next(parts)
                 if part is not None:
                     gradient[place] += part
 
@@ -110,12 +140,22 @@ def _blocks(query: Tensor, key: Tensor, causal: bool, group: int) -> Iterator[tu
                 yield slice(p, p + together), slice(m, m + length[0]), slice(n, n + length[1])
 
 
-def _seen(weight: Tensor, rows: slice, columns: slice, query: Tensor, key: Tensor, causal: bool, group: int) -> Tensor:
-    """True where a query of the block sees a key, broadcastable to the block."""
-    seen = (weight != 0)[:, None, :]
+def _seen(
+    weight: Tensor | None,
+    problems: slice,
+    rows: slice,
+    columns: slice,
+    query: Tensor,
+    key: Tensor,
+    causal: bool,
+    group: int,
+) -> Tensor | None:
+    """True where a query of the block sees a key, broadcastable to the block; None if all see all."""
+    seen = None if weight is None else (weight[problems, columns] != 0)[:, None, :]
     if not causal:
         return seen
     each = query.shape[1] // group
     position = torch.arange(rows.start, min(rows.stop, query.shape[1]), device=query.device) % each
     index = torch.arange(columns.start, min(columns.stop, key.shape[1]), device=query.device)
-    return seen & (index <= (position + key.shape[1] - each)[:, None])
+    before = index <= (position + key.shape[1] - each)[:, None]
+    return before if seen is None else seen & before

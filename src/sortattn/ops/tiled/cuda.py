@@ -19,17 +19,20 @@ from ...kernels import (
     Spline,
 )
 
-_SOURCE = Path(__file__).with_name("tiled.cu")
+_FORWARD, _TILED, _SURVEY = (Path(__file__).with_name(f"{name}.cu") for name in ("forward", "tiled", "survey"))
 NAMES = tuple(kind.name for kind in (AddRiesz, AddLaplace, AddBump, Spline, PolynomialExponential, Laplace, Riesz))
-_TABLES = (Spline.name, PolynomialExponential.name)
 # rows of a block; float64 has half the registers
 ROWS = {torch.float32: 64, torch.float64: 32}
 _TYPES = {torch.float32: "float", torch.float64: "double"}
 _THREADS = 128
 # three blocks of this size fit into a multiprocessor of Hopper, two into one of Ampere, one into smaller ones
 _SHARED = 72 << 10
+# of the forward pass in float32: factors of e^-|s - t| take twice the room
+_TILES, _FACTORS = 73 << 10, 105 << 10
 # columns that are summed at a time, and the most of them
 _CHUNK, _WIDEST = 64, 256
+# blocks that look through the inputs, and numbers that one of them takes at least
+_LOOKING, _LOOK = 1024, 4096
 
 
 def serves(query: Tensor, value: Tensor, kernel: str) -> bool:
@@ -45,33 +48,51 @@ def serves(query: Tensor, value: Tensor, kernel: str) -> bool:
 
 @lru_cache
 def kernel_of(entry: str, kernel: str, dtype: torch.dtype, wide: bool) -> Kernel:
-    """The function `entry` of `tiled.cu` for a kernel and a type; `wide` for more than 64 dimensions or channels."""
+    """The function `entry` for a kernel and a type; `wide` for more than 64 dimensions or channels."""
     defines = (
         ("NUMBER", _TYPES[dtype]),
         ("KERNEL", kernel.upper()),
-        ("OWN", ROWS[dtype]),
         ("CHUNKS", _WIDEST // _CHUNK if wide else 1),
-        ("SHARED", _SHARED),
-        ("BLOCKS", 3 if dtype == torch.float32 else 1),
         ("EPSILON", repr(RIESZ_EPSILON)),
     )
-    return Kernel(_SOURCE, entry, (*defines, ("FORWARD", 1)) if entry == "forward" else defines)
+    if entry == "forward" and dtype == torch.float32:
+        blocks = 2 if wide or kernel == AddLaplace.name else 3
+        return Kernel(_FORWARD, entry, (*defines, ("BLOCKS", blocks), ("SHARED", shared_of(entry, kernel, dtype))))
+    defines += (("OWN", ROWS[dtype]), ("SHARED", _SHARED), ("BLOCKS", 3 if dtype == torch.float32 else 1))
+    return Kernel(_TILED, entry, (*defines, ("FORWARD", 1)) if entry == "forward" else defines)
+
+
+@lru_cache
+def survey_of(dtype: torch.dtype) -> Kernel:
+    """The kernel that looks through the inputs."""
+    return Kernel(_SURVEY, "survey", (("NUMBER", _TYPES[dtype]),))
+
+
+def shared_of(entry: str, kernel: str, dtype: torch.dtype) -> int:
+    """Bytes of shared memory of a block."""
+    if entry == "forward" and dtype == torch.float32:
+        return _FACTORS if kernel == AddLaplace.name else _TILES
+    return 0 if entry == "backward_quotient" else _SHARED
 
 
 class _Call:
     """What every launch for the same tensors has in common."""
 
-    def __init__(self, query, key, value, weight, bandwidth, parameters, kernel, causal, group, shifted):
+    def __init__(self, query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group):
         self.kernel, self.dtype = kernel, query.dtype
-        self.problems, self.rows, dims = query.shape
-        self.columns, channels = value.shape[1:]
-        self.wide = max(dims, channels) > _CHUNK
-        table, count = _table(kernel, parameters.to(query.device))
+        self.problems, self.rows, self.dims = query.shape
+        self.columns, self.channels = value.shape[1:]
+        self.wide = max(self.dims, self.channels) > _CHUNK
+        self.group, self.each = group, max(self.rows // group, 1)
+        table, count = _table(kernel, parameters)
+        if table is not None:
+            table = table.to(query.dtype)
+        self.count, self.causal, self.tau = count, int(causal), tau
         # kept, as the launches take nothing but addresses
-        self.tensors = [part.contiguous() for part in (query, key, value, weight, bandwidth)]
-        self.tensors.append(None if table is None else table.to(query.dtype).contiguous())
-        each = max(self.rows // group, 1)
-        self.sizes = (self.rows, self.columns, dims, channels, each, int(causal), count, int(shifted))
+        self.tensors = [
+            part if part is None else part.contiguous() for part in (query, key, value, weight, bandwidth, table)
+        ]
+        self.sizes = (self.rows, self.columns, self.dims, self.channels, self.each, self.causal, count)
 
     def blocks(self, rows: int) -> int:
         """How many tiles the rows of a problem make."""
@@ -80,10 +101,22 @@ class _Call:
     def launch(self, entry: str, rows: int, *arguments, passes: int = 1) -> None:
         """Launch a block for every tile of `rows` rows of every problem, `passes` times."""
         kernel = kernel_of(entry, self.kernel, self.dtype, self.wide)
-        kernel((self.problems * self.blocks(rows), passes), _THREADS, *arguments, shared=_SHARED)
+        shared = shared_of(entry, self.kernel, self.dtype)
+        kernel((self.problems * self.blocks(rows), passes), _THREADS, *arguments, shared=shared)
+
+    def survey(self) -> tuple[Tensor, int]:
+        """What `survey.cu` finds in the inputs, and in how many slices."""
+        parts = self.problems * (self.group + 2)
+        numbers = max(self.each * self.dims, self.columns * self.dims, self.columns * self.channels)
+        slices = max(1, min(-(-_LOOKING // max(parts, 1)), numbers // _LOOK))
+        found = torch.empty(parts * slices, 4, dtype=torch.float32, device=self.tensors[0].device)
+        sizes = (self.each, self.columns, self.dims, self.channels, self.group, slices)
+        centred = int(self.kernel in (AddLaplace.name, Laplace.name))
+        survey_of(self.dtype)((parts * slices,), 256, *self.tensors[:3], found, *sizes, centred)
+        return found, slices
 
 
-def _table(kernel: str, parameters: Tensor) -> tuple[Tensor | None, int]:
+def _table(kernel: str, parameters: Tensor | None) -> tuple[Tensor | None, int]:
     """The numbers of a kernel as `tiled.cu` reads them, and how many nodes or coefficients there are."""
     if kernel == Spline.name:
         nodes, *rest = Spline.pieces(parameters)
@@ -97,62 +130,76 @@ def forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    weight: Tensor,
-    bandwidth: Tensor,
-    parameters: Tensor,
+    weight: Tensor | None,
+    bandwidth: Tensor | None,
+    parameters: Tensor | None,
+    tau: float,
     kernel: str,
     causal: bool,
     group: int,
-    shifted: bool,
+    normalised: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `tiled_sum` returns."""
     with torch.cuda.device(query.device):
-        call = _Call(query, key, value, weight, bandwidth, parameters, kernel, causal, group, shifted)
-        sums = query.new_empty(*query.shape[:2], value.shape[2])
-        total, shift = query.new_empty(query.shape[:2]), query.new_empty(query.shape[:2])
-        call.launch("forward", call.rows, *call.tensors, sums, total, shift, *call.sizes)
-    return sums, total, shift
+        call = _Call(query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group)
+        out = query.new_empty(call.problems, call.rows, call.channels)
+        total = query.new_empty(call.problems, call.rows)
+        shift = query.new_empty(call.problems, call.rows if normalised and kernel == Laplace.name else 0)
+        found, slices = call.survey()
+        call.launch(
+            "forward", call.rows, *call.tensors, found, out, total, shift if shift.numel() else None,
+            *call.sizes, int(normalised), slices, float(tau),
+        )  # fmt: skip
+    return out, total, shift
 
 
 def backward(
     grad: Tensor,
-    grad_total: Tensor,
+    rows: Tensor,
+    total: Tensor,
+    shift: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    weight: Tensor,
-    bandwidth: Tensor,
-    parameters: Tensor,
-    shift: Tensor,
+    weight: Tensor | None,
+    bandwidth: Tensor | None,
+    parameters: Tensor | None,
+    tau: float,
     kernel: str,
     causal: bool,
     group: int,
-    shifted: bool,
+    normalised: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """What `tiled_sum_backward` returns."""
     with torch.cuda.device(query.device):
-        call = _Call(query, key, value, weight, bandwidth, parameters, kernel, causal, group, shifted)
-        rest = [part.contiguous() for part in (grad, grad_total, shift)]
-        inputs = (*rest[:2], *call.tensors, rest[2], *call.sizes)
-        gradients = [part.new_empty(part.shape) for part in (query, key, value)]
+        call = _Call(query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group)
+        grad, grad_total = grad.contiguous(), torch.zeros_like(total) if not normalised else torch.empty_like(total)
+        if normalised:
+            whole, grad = (grad, rows.contiguous(), total.contiguous()), torch.empty_like(grad)
+            # a warp has a row
+            grid = (-(-total.numel() // (_THREADS // 32)),)
+            quotient = kernel_of("backward_quotient", kernel, call.dtype, call.wide)
+            quotient(grid, _THREADS, *whole, grad, grad_total, total.numel(), call.channels)
+        inputs = (grad, grad_total, *call.tensors, shift if shift.numel() else None, *call.sizes, float(tau))
+        gradients = [torch.empty_like(part) for part in call.tensors[:3]]
         # per block, sums of (point - origin) gradient
         moments = [
-            query.new_empty(call.problems, call.blocks(rows), dtype=torch.float64) for rows in (call.rows, call.columns)
+            query.new_empty(call.problems, call.blocks(count), dtype=torch.float64)
+            for count in (call.rows, call.columns)
         ]
         call.launch("backward_query", call.rows, *inputs, gradients[0], moments[0])
         call.launch("backward_key", call.columns, *inputs, gradients[1], gradients[2], moments[1])
         # Phi is a function of q / tau and k / tau: d/dtau = -(<q, d/dq> + <k, d/dk>) / tau
-        moment = (moments[0].sum(1) + moments[1].sum(1)).reshape(-1, 1, 1)
-        grad_bandwidth = (-moment / bandwidth).to(bandwidth.dtype)
-        grad_parameters = _table_gradient(call, inputs, parameters)
+        grad_bandwidth = query.new_empty(0)
+        if bandwidth is not None:
+            moment = (moments[0].sum(1) + moments[1].sum(1)).reshape(-1, 1, 1)
+            grad_bandwidth = (-moment / bandwidth).to(bandwidth.dtype)
+        grad_parameters = query.new_empty(0) if parameters is None else _table_gradient(call, inputs, parameters)
     return *gradients, grad_bandwidth, grad_parameters
 
 
 def _table_gradient(call: _Call, inputs: tuple, parameters: Tensor) -> Tensor:
-    if call.kernel not in _TABLES:
-        return torch.zeros_like(parameters)
-    count = call.sizes[-2]
-    passes = count + 1 if call.kernel == Spline.name else count
+    passes = call.count + 1 if call.kernel == Spline.name else call.count
     size = (passes, call.problems * call.blocks(call.rows), 2)
     moments = torch.empty(size, dtype=torch.float64, device=call.tensors[0].device)
     call.launch("backward_table", call.rows, *inputs, moments, passes=passes)

@@ -10,29 +10,13 @@
 // four: then the running sums lie in local memory), SHARED (bytes), BLOCKS (at least, on a multiprocessor), EPSILON (of
 // the Riesz kernels), FORWARD for the forward pass.
 
-enum Kind { ADD_RIESZ, ADD_LAPLACE, ADD_BUMP, SPLINE, POLYNOMIAL_EXPONENTIAL, LAPLACE, RIESZ };
+#include "kinds.cu"
 
-using T = NUMBER;
-constexpr Kind KIND = KERNEL;
-constexpr bool SINGLE = sizeof(T) == 4;
 constexpr int THREADS = 128, DOWN = 8, ACROSS = 16;
 constexpr int OTHER = 2 * OWN, TM = OWN / DOWN, TN = OTHER / ACROSS, PARTS = THREADS / OWN;
 // columns of a tile; four more keep the rows of neighbouring threads in different banks
 constexpr int WIDTH = 64, STRIDE = WIDTH + 4, ACROSS_STRIDE = OWN + 4;
-constexpr bool ADDITIVE = KIND != LAPLACE && KIND != RIESZ;
-constexpr bool STATIONARY = KIND != ADD_RIESZ && KIND != RIESZ;
-// kernels with a table have no neutral number to fill up a tile with, and take one dimension at a time
-constexpr bool TABLE = KIND == SPLINE || KIND == POLYNOMIAL_EXPONENTIAL;
 constexpr int STEP = TABLE ? 1 : 4;
-// the derivative is a sign, 1 - 2 step: the ones are summed apart
-constexpr bool SIGNS = KIND == ADD_RIESZ || KIND == LAPLACE;
-// e^-|s - t| as the lesser of e^s e^-t and e^-s e^t: a point is two numbers then
-constexpr bool FACTORS = KIND == ADD_LAPLACE && SINGLE;
-// beyond 2^28 on either side a factor has lost digits of its point
-constexpr float REACH = 28.0f;
-// of numbers below, tensor cores do not see the small parts: then all are multiplied
-constexpr float TINY = 0x1p-80f, LIFT = 0x1p80f;
-constexpr int NOWHERE = 0x7fffffff;
 
 template <int N> struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Vector {
     T x[N];
@@ -64,149 +48,6 @@ struct Place {
     int row(int i) const { return down + DOWN * i; }
     int column(int j) const { return across + ACROSS * j; }
 };
-
-// ---- scalars
-
-inline T infinity() { return T(__longlong_as_double(0x7ff0000000000000)); }
-
-inline float power_of_two(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-inline double power_of_two(double x) { return exp2(x); }
-
-// one where x > 0, zero where x < 0, half at zero; without a branch, so numbers below 2^-127 count as zero in part
-inline float step(float x) { return __saturatef(fmaf(x, 0x1p126f, 0.5f)); }
-inline double step(double x) { return x > 0 ? 1.0 : x < 0 ? 0.0 : 0.5; }
-
-inline float sign(float x) { return 2.0f * step(x) - 1.0f; }
-inline double sign(double x) { return 2.0 * step(x) - 1.0; }
-
-inline float positive_part(float x) { return __saturatef(x); }
-inline double positive_part(double x) { return x > 0 ? x : 0.0; }
-
-// ---- tensor cores
-
-// a 16 x 8 tile += 16 x 8 times 8 x 8, of numbers with 11 digits
-inline void multiply(float &s, float &t, float &u, float &v, const unsigned (&a)[4], const unsigned (&b)[2]) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(s), "+f"(t), "+f"(u), "+f"(v)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-// x as a number with 11 digits, rounded, and the rest of it
-inline void split(float x, unsigned &large, unsigned &small) {
-    large = (__float_as_uint(x) + 0x1000) & 0xffffe000;
-    small = __float_as_uint(x - __uint_as_float(large));
-}
-
-// ---- kernels
-
-// what a kernel knows of its problem
-struct Numbers {
-    T tau;
-    // points are multiplied by this power of two, and tau with them: exact, and the bump's height is below one
-    T scale = 1, edge = 0;
-    // of e^-|u| as a power of two
-    T rate = 0;
-    // splines: nodes (J), then anchors, values and slopes of the J + 1 pieces; else coefficients
-    const T *table;
-    int count;
-
-    Numbers(T bandwidth, const T *table, int count) : tau(bandwidth), table(table), count(count) {
-        if constexpr (KIND == ADD_BUMP) {
-            int exponent;
-            edge = frexp(tau, &exponent);
-            scale = ldexp(T(1), -exponent);
-        }
-        if constexpr (KIND == ADD_LAPLACE) rate = T(1.4426950408889634) / tau;
-    }
-};
-
-// the pieces of a spline left and right of u, the same but at a node
-struct Pieces {
-    int at = 0, past = 0;
-    Pieces(T u, const Numbers &numbers) {
-#pragma unroll 1
-        for (int j = 0; j < numbers.count; ++j) {
-            at += numbers.table[j] < u;
-            past += numbers.table[j] <= u;
-        }
-    }
-};
-
-inline T anchor(const Numbers &numbers, int piece) { return numbers.table[numbers.count + piece]; }
-inline T height(const Numbers &numbers, int piece) { return numbers.table[2 * numbers.count + 1 + piece]; }
-inline T incline(const Numbers &numbers, int piece) { return numbers.table[3 * numbers.count + 2 + piece]; }
-
-inline T line(const Numbers &numbers, int piece, T u) {
-    return height(numbers, piece) + incline(numbers, piece) * (u - anchor(numbers, piece));
-}
-
-// as in kernels.py: beyond, e^-x is zero, and a power of x might be infinite
-inline T distance(T difference, const Numbers &numbers) { return fmin(fabs(difference) / numbers.tau, T(1000)); }
-
-// what one dimension adds to a tile, for a difference of query and key
-inline T term(T difference, const Numbers &numbers) {
-    if constexpr (KIND == ADD_RIESZ || KIND == LAPLACE) return fabs(difference);
-    if constexpr (KIND == RIESZ) return difference * difference;
-    if constexpr (KIND == ADD_BUMP) return positive_part(numbers.edge - fabs(difference));
-    if constexpr (KIND == ADD_LAPLACE) return power_of_two(-fabs(difference) * numbers.rate);
-    if constexpr (KIND == SPLINE) {
-        // not times a reciprocal: a node is to be met exactly
-        T u = difference / numbers.tau;
-        Pieces pieces(u, numbers);
-        return (line(numbers, pieces.at, u) + line(numbers, pieces.past, u)) / 2;
-    }
-    if constexpr (KIND == POLYNOMIAL_EXPONENTIAL) {
-        T x = distance(difference, numbers), value = 0;
-#pragma unroll 1
-        for (int i = numbers.count - 1; i >= 0; --i) value = value * x + numbers.table[i];
-        return value * exp(-x);
-    }
-}
-
-// Phi from the sum of the terms; for `laplace` its logarithm
-inline T whole(T sum, T own_norm, T other_norm, const Numbers &numbers, int dims) {
-    if constexpr (KIND == ADD_RIESZ) return (own_norm + other_norm - sum) / numbers.tau + T(EPSILON) * dims;
-    if constexpr (KIND == RIESZ) return (sqrt(own_norm) + sqrt(other_norm) - sqrt(sum)) / numbers.tau + T(EPSILON);
-    if constexpr (KIND == ADD_BUMP) return sum / numbers.edge;
-    if constexpr (KIND == LAPLACE) return -sum / numbers.tau;
-    return sum;
-}
-
-// the derivative of a term by the query, in units of 1 / tau; at a kink the mean of both sides; with SIGNS, its step
-inline T slope(T difference, const Numbers &numbers) {
-    if constexpr (SIGNS) return step(difference);
-    // the factor 1 / |q - k| is in the scores already
-    if constexpr (KIND == RIESZ) return -difference;
-    if constexpr (KIND == ADD_BUMP) return -sign(difference) * step(numbers.edge - fabs(difference));
-    if constexpr (KIND == ADD_LAPLACE) return -sign(difference) * power_of_two(-fabs(difference) * numbers.rate);
-    if constexpr (KIND == SPLINE) {
-        Pieces pieces(difference / numbers.tau, numbers);
-        return (incline(numbers, pieces.at) + incline(numbers, pieces.past)) / 2;
-    }
-    if constexpr (KIND == POLYNOMIAL_EXPONENTIAL) {
-        T x = distance(difference, numbers), value = 0, derivative = 0;
-#pragma unroll 1
-        for (int i = numbers.count - 1; i >= 0; --i) {
-            derivative = derivative * x + value;
-            value = value * x + numbers.table[i];
-        }
-        return x < 1000 ? sign(difference) * (derivative - value) * exp(-x) : T(0);
-    }
-}
-
-// the derivative of the norm of a point by one of its coordinates, where Phi has such a term
-inline T norm_slope(T point, T squares) {
-    if constexpr (KIND == ADD_RIESZ) return sign(point);
-    if constexpr (KIND == RIESZ) return squares > 0 ? point / sqrt(squares) : T(0);
-    return 0;
-}
-
-inline T norm_term(T point) { return KIND == RIESZ ? point * point : fabs(point); }
 
 // ---- tiles
 
@@ -543,21 +384,6 @@ template <bool TENSOR> inline void put(T *matrix, int first, int count, int widt
             }
 }
 
-// ---- who sees whom: a query sees a key if the key's mark is below its own
-
-inline int query_mark(long long m, long long rows, long long columns, long long each, bool causal) {
-    if (m >= rows) return 0;
-    if (!causal) return columns;
-    long long seen = m % each + 1 + columns - each;
-    return seen > 0 ? seen : 0;
-}
-
-inline int key_mark(long long n, long long columns, const T *weight) {
-    return n < columns && weight[n] != 0 ? n : NOWHERE;
-}
-
-template <bool KEYS> inline bool seen(int own, int other) { return KEYS ? own < other : other < own; }
-
 // the own mark that sees or is seen the most
 template <bool KEYS> inline int widest(const Shared &shared) {
     int mark = shared.own_mark[0];
@@ -581,15 +407,17 @@ struct Spot {
 #ifdef FORWARD
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    forward(const T *query, const T *key, const T *value, const T *weight, const T *bandwidth, const T *table, T *sums,
-            T *total, T *shift, long long rows, long long columns, long long dims, long long channels, long long each,
-            long long causal, long long count, long long shifted) {
+    forward(const T *query, const T *key, const T *value, const T *weight, const T *bandwidth, const T *table,
+            const Found *found, T *sums, T *total, T *shift, long long rows, long long columns, long long dims,
+            long long channels, long long each, long long causal, long long count, long long normalised,
+            long long slices, double tau) {
     Shared &shared = *reinterpret_cast<Shared *>(memory);
     Spot spot(blockIdx.x, rows, true);
     long long p = spot.problem;
-    Numbers numbers(bandwidth[p], table, count);
+    Numbers numbers(bandwidth ? bandwidth[p] : T(tau), table, count);
     Rows queries(query + p * rows * dims, rows, dims), keys(key + p * columns * dims, columns, dims);
     Rows values(value + p * columns * channels, columns, channels);
+    const T *weights = weight ? weight + p * columns : nullptr;
     Place place;
     if (threadIdx.x < OWN)
         shared.own_mark[threadIdx.x] = query_mark(spot.first + threadIdx.x, rows, columns, each, causal);
@@ -603,7 +431,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     for (int first = 0; first < columns; first += OTHER) {
         int mark = NOWHERE;
         if (threadIdx.x < OTHER)
-            shared.other_mark[threadIdx.x] = mark = key_mark(first + threadIdx.x, columns, weight + p * columns);
+            shared.other_mark[threadIdx.x] = mark = key_mark(first + threadIdx.x, columns, weights);
         if (!__syncthreads_or(mark < reach)) continue;
         T scores[TM][TN];
         distances<false>(shared, queries, keys, spot.first, first, numbers, scores);
@@ -628,7 +456,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             for (int i = 0; i < TM; ++i) {
                 int row = place.row(i);
                 T after = fmax(shifts[i], fmax(shared.halves[0][row], shared.halves[1][row]));
-                if (!shifted) after = 0;
+                if (!normalised) after = 0;
                 // a row that has seen nothing yet has no scale to change
                 T change = shifts[i] == -infinity() ? T(0) : exp(shifts[i] - after);
                 if (place.across == 0) shared.change[row] = change;
@@ -652,25 +480,40 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         }
     }
 
-    put<SINGLE>(sums + p * rows * channels, spot.first, rows, channels, running);
     totals.leave(shared);
     // the last tile may not be done with `change`
     __syncthreads();
     if (KIND == LAPLACE && place.across == 0)
         for (int i = 0; i < TM; ++i) shared.change[place.row(i)] = shifts[i] == -infinity() ? T(0) : shifts[i];
     __syncthreads();
-    int row = threadIdx.x;
+    int row = threadIdx.x, group = rows / each;
     if (row < OWN && spot.first + row < rows) {
-        total[p * rows + spot.first + row] = RowSum::whole(shared, row);
-        shift[p * rows + spot.first + row] = KIND == LAPLACE ? shared.change[row] : T(0);
+        T whole = RowSum::whole(shared, row);
+        T poisoned = poison(found + p * (group + 2) * slices, (spot.first + row) / each, group, slices);
+        total[p * rows + spot.first + row] = whole * poisoned;
+        if (KIND == LAPLACE && shift) shift[p * rows + spot.first + row] = shared.change[row];
+        // as in normalise.py
+        T inverse = fabs(whole) < T(0x1p-1022) ? T(0) : 1 / whole;
+        shared.own_norm[row] = (normalised ? inverse : T(1)) * poisoned;
     }
+    __syncthreads();
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; ++chunk)
+#pragma unroll
+        for (int i = 0; i < TM; ++i)
+#pragma unroll
+            for (int c = 0; c < 4; ++c) running[chunk][i][c] *= shared.own_norm[Held<SINGLE>::row(i, c)];
+    put<SINGLE>(sums + p * rows * channels, spot.first, rows, channels, running);
 }
 
 #else
 
 struct Inputs {
     const T *grad, *grad_total, *query, *key, *value, *weight, *bandwidth, *table, *shift;
-    long long rows, columns, dims, channels, each, causal, count, shifted;
+    long long rows, columns, dims, channels, each, causal, count;
+    double tau;
+
+    Numbers numbers(long long p) const { return Numbers(bandwidth ? bandwidth[p] : T(tau), table, count); }
 };
 
 // the gradients by the scores, sum over c of grad[m][c] value[n][c] + grad_total[m], zero for pairs that are not seen
@@ -688,7 +531,7 @@ template <bool KEYS, bool TENSOR> inline void score_gradients(Shared &shared, co
 }
 
 template <bool KEYS> inline int mark(const Inputs &in, long long p, long long row) {
-    if constexpr (KEYS) return key_mark(row, in.columns, in.weight + p * in.columns);
+    if constexpr (KEYS) return key_mark(row, in.columns, in.weight ? in.weight + p * in.columns : nullptr);
     return query_mark(row, in.rows, in.columns, in.each, in.causal);
 }
 
@@ -696,7 +539,7 @@ template <bool KEYS> inline int mark(const Inputs &in, long long p, long long ro
 inline void load_query(Shared &shared, const Inputs &in, long long p, int first, int place) {
     bool inside = first + place < in.rows;
     shared.query_total[place] = inside ? in.grad_total[p * in.rows + first + place] : T(0);
-    shared.query_shift[place] = inside && in.shifted ? in.shift[p * in.rows + first + place] : T(0);
+    shared.query_shift[place] = inside && in.shift ? in.shift[p * in.rows + first + place] : T(0);
 }
 
 // the sum of a number of every thread, for the first one; all shared memory is free to be written
@@ -717,7 +560,7 @@ template <bool KEYS> inline void backward(const Inputs &in, T *grad_points, T *g
     long long own_rows = KEYS ? in.columns : in.rows, other_rows = KEYS ? in.rows : in.columns;
     Spot spot(blockIdx.x, own_rows, !KEYS);
     long long p = spot.problem;
-    Numbers numbers(in.bandwidth[p], in.table, in.count);
+    Numbers numbers = in.numbers(p);
     Rows queries(in.query + p * in.rows * in.dims, in.rows, in.dims);
     Rows keys(in.key + p * in.columns * in.dims, in.columns, in.dims);
     Rows values(in.value + p * in.columns * in.channels, in.columns, in.channels);
@@ -853,12 +696,27 @@ template <bool KEYS> inline void backward(const Inputs &in, T *grad_points, T *g
 #define INPUTS                                                                                                         \
     const T *grad, const T *grad_total, const T *query, const T *key, const T *value, const T *weight,                 \
         const T *bandwidth, const T *table, const T *shift, long long rows, long long columns, long long dims,         \
-        long long channels, long long each, long long causal, long long count, long long shifted
+        long long channels, long long each, long long causal, long long count, double tau
 #define AS_STRUCT                                                                                                      \
     Inputs {                                                                                                           \
         grad, grad_total, query, key, value, weight, bandwidth, table, shift, rows, columns, dims, channels, each,     \
-            causal, count, shifted                                                                                     \
+            causal, count, tau                                                                                     \
     }
+
+// The gradients by the sums and by the total of a row, from that by their quotient; a warp has a row.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    backward_quotient(const T *grad, const T *quotient, const T *total, T *grad_sums, T *grad_total, long long count,
+                      long long channels) {
+    long long row = (long long)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    if (row >= count) return;
+    T whole = total[row], inverse = fabs(whole) < T(SINGLE ? 0x1p-126 : 0x1p-1022) ? T(0) : 1 / whole, sum = 0;
+    for (long long i = row * channels + threadIdx.x % 32; i < (row + 1) * channels; i += 32) {
+        sum += grad[i] * quotient[i];
+        grad_sums[i] = grad[i] * inverse;
+    }
+    for (int lane = 16; lane; lane /= 2) sum += __shfl_xor_sync(~0u, sum, lane);
+    if (threadIdx.x % 32 == 0) grad_total[row] = -sum * inverse;
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) backward_query(INPUTS, T *grad_query, double *moment) {
     backward<false>(AS_STRUCT, grad_query, nullptr, moment);
@@ -895,7 +753,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) backward_table(INPUTS, dou
         Spot spot(blockIdx.x, rows, true);
         long long p = spot.problem;
         int piece = blockIdx.y;
-        Numbers numbers(bandwidth[p], table, count);
+        Numbers numbers = in.numbers(p);
         Rows queries(query + p * rows * dims, rows, dims), keys(key + p * columns * dims, columns, dims);
         Rows values(value + p * columns * channels, columns, channels);
         Rows grads(grad + p * rows * channels, rows, channels);

@@ -1,0 +1,593 @@
+// The forward pass in float32: kernel sums of the values, tile by tile; nothing of size M x N leaves the chip.
+//
+// A block has 64 queries and walks over the keys, 64 at a time; a warp has 32 of both. A thread holds the scores of 4
+// queries and 8 keys where tensor cores want them, so that the product with the values needs no detour. Keys are
+// copied while the tile before is summed, and changed on the way into what the scores are made of. What a tile adds is
+// summed afresh and then added to the running sum, so that errors grow with the number of tiles. The same call has the
+// same bits.
+//
+// Set by cuda.py: NUMBER (float), KERNEL (a name of Kind), CHUNKS (blocks of 64 columns, one or at most four: then the
+// running sums lie in local memory), SHARED (bytes), BLOCKS (at least, on a multiprocessor), EPSILON (of the Riesz
+// kernels).
+
+#include "kinds.cu"
+
+constexpr int THREADS = 128, ROW_WARPS = 2;
+constexpr int OWN = 64, OTHER = 64;
+// columns of a tile; four more keep the rows of neighbouring threads in different banks
+constexpr int WIDTH = 64, STRIDE = WIDTH + 4, POINTS = (FACTORS ? 2 : 1) * WIDTH + 4;
+constexpr bool WIDE = CHUNKS > 1;
+// |s - t| of integers is one instruction with its sum, on another pipe than float's two: of four dimensions three are
+// taken so, which keeps both pipes busy
+constexpr bool FIXED = KIND == ADD_RIESZ || KIND == LAPLACE;
+constexpr int FIXED_DIMS = 3;
+// points this much farther out than the mean leave the others too few digits
+constexpr float OUTLIER = 64.0f;
+constexpr int FEWEST_DIMS = 32;
+// sums of e^-|s - t| as factors and distances of fixed points are measured from the first key
+constexpr bool ORIGIN = KIND == ADD_LAPLACE || KIND == LAPLACE;
+
+struct Shared {
+    float query[OWN * POINTS], key[OTHER * POINTS];
+    float raw[OTHER * STRIDE], value[OTHER * STRIDE];
+    float origin[CHUNKS * WIDTH];
+    float own_norm[OWN], other_norm[OTHER];
+    // one, or NaN
+    float poison[OWN];
+    int own_mark[OWN], other_mark[OTHER];
+    // of all marks
+    int least, most;
+    // of a head's points, measured from the origin, and the power of two for its values
+    float reach, mean, lift;
+    float part_total[OWN], part_shift[OWN];
+};
+static_assert(sizeof(Shared) <= SHARED, "cuda.py asks for less shared memory than is used");
+extern __shared__ __align__(16) unsigned char memory[];
+
+// ---- asynchronous copies
+
+inline void copy(float *to, const float *from, int bytes) {
+    unsigned place = __cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place), "l"(from), "r"(bytes));
+}
+inline void copy_one(float *to, const float *from, int bytes) {
+    unsigned place = __cvta_generic_to_shared(to);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(place), "l"(from), "r"(bytes));
+}
+inline void arrive() { asm volatile("cp.async.wait_all;"); }
+
+// rows of a matrix in global memory
+struct Rows {
+    const float *start;
+    int count, width;
+    bool whole;
+
+    Rows(const float *start, long long count, long long width) : start(start), count(count), width(width) {
+        whole = (reinterpret_cast<unsigned long long>(start) | width * 4) % 16 == 0;
+    }
+    // 64 rows from `first` on, 64 columns from `column` on; zero where there is nothing
+    void fetch(float *tile, int first, int column) const {
+        if (whole) {
+            int row = threadIdx.x / 16, at = threadIdx.x % 16 * 4;
+            const float *from = start + (long long)(first + row) * width + column + at;
+            bool inside = column + at < width;
+#pragma unroll
+            for (int i = 0; i < OTHER * 16 / THREADS; ++i) {
+                int step = i * (THREADS / 16);
+                bool there = inside && first + row + step < count;
+                copy(tile + (row + step) * STRIDE + at, there ? from + (long long)step * width : start, there ? 16 : 0);
+            }
+        } else {
+            int row = threadIdx.x / WIDTH, at = threadIdx.x % WIDTH;
+#pragma unroll 1
+            for (; row < OTHER; row += THREADS / WIDTH) {
+                bool there = column + at < width && first + row < count;
+                const float *from = start + (long long)(first + row) * width + column + at;
+                copy_one(tile + row * STRIDE + at, there ? from : start, there ? 4 : 0);
+            }
+        }
+    }
+};
+
+// ---- scores
+
+// what the block knows of its head
+struct Setting {
+    Numbers numbers;
+    // scores are sums of fixed points, or of factors
+    bool quick;
+    // of a fixed point
+    float scale, back;
+    int dims;
+};
+
+// The rows of `raw`, 64 columns from `column` on, as the scores want them; two threads have a row.
+template <bool KEYS>
+inline void change(Shared &shared, const float *raw, int column, const Setting &setting) {
+    int row = threadIdx.x / 2, half = threadIdx.x % 2;
+    float *to = (KEYS ? shared.key : shared.query) + row * POINTS;
+    float norm = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        // neighbours begin at different banks
+        int at = half * 32 + (i ^ half * 4) * 4;
+        float4 found = *reinterpret_cast<const float4 *>(raw + row * STRIDE + at);
+        float x[4] = {found.x, found.y, found.z, found.w};
+        if constexpr (!STATIONARY) norm += (norm_term(x[0]) + norm_term(x[1])) + (norm_term(x[2]) + norm_term(x[3]));
+        if (ORIGIN && setting.quick) {
+            float4 origin = *reinterpret_cast<const float4 *>(shared.origin + column + at);
+            x[0] -= origin.x, x[1] -= origin.y, x[2] -= origin.z, x[3] -= origin.w;
+        }
+        if constexpr (FIXED) {
+            if (setting.quick)
+#pragma unroll
+                for (int e = 0; e < FIXED_DIMS; ++e) x[e] = __int_as_float(__float2int_rn(x[e] * setting.scale));
+        }
+        if constexpr (KIND == ADD_BUMP) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                x[e] *= setting.numbers.scale;
+                // far from the zeros beyond the last dimension of a query
+                if (KEYS && column + at + e >= setting.dims) x[e] = 4;
+            }
+        }
+        if constexpr (FACTORS) {
+            if (setting.quick) {
+                float rate = KEYS ? -setting.numbers.rate : setting.numbers.rate;
+                float y[8];
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    // a dimension beyond the last adds nothing
+                    bool inside = column + at + e < setting.dims;
+                    y[2 * e] = inside ? power_of_two(x[e] * rate) : 0.0f;
+                    y[2 * e + 1] = inside ? power_of_two(-x[e] * rate) : 0.0f;
+                }
+                float4 *place = reinterpret_cast<float4 *>(to + 2 * at);
+                place[0] = {y[0], y[1], y[2], y[3]};
+                place[1] = {y[4], y[5], y[6], y[7]};
+                continue;
+            }
+            if (KEYS)
+#pragma unroll
+                for (int e = 0; e < 4; ++e)
+                    if (column + at + e >= setting.dims) x[e] = infinity();
+        }
+        *reinterpret_cast<float4 *>(to + at) = {x[0], x[1], x[2], x[3]};
+    }
+    if constexpr (!STATIONARY) {
+        norm += __shfl_xor_sync(~0u, norm, 1);
+        float &place = (KEYS ? shared.other_norm : shared.own_norm)[row];
+        if (half == 0) place = column ? place + norm : norm;
+    }
+}
+
+// a thread's place in a tile: of queries g + 8 r, of keys 2 t + 8 s + e
+struct Place {
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    int down = threadIdx.x / 32 % ROW_WARPS * 32, across = threadIdx.x / 32 / ROW_WARPS * 32;
+    int row(int r) const { return down + g + 8 * r; }
+    int column(int j) const { return across + 2 * t + j / 2 * 8 + j % 2; }
+};
+
+inline int distance_and_sum(float s, float t, int sum) {
+    int result;
+    asm("sad.s32 %0, %1, %2, %3;" : "=r"(result) : "r"(__float_as_int(s)), "r"(__float_as_int(t)), "r"(sum));
+    return result;
+}
+
+// sum += e^-|s - t| from e^s, e^-s and e^-t, e^t: one comparison, and one of two products
+inline void add_lesser(float &sum, float up, float down, float other_up, float other_down) {
+    asm("{.reg .pred below;"
+        "setp.lt.f32 below, %1, %4;"
+        "@below fma.rn.f32 %0, %1, %3, %0;"
+        "@!below fma.rn.f32 %0, %2, %4, %0;}"
+        : "+f"(sum)
+        : "f"(up), "f"(down), "f"(other_up), "f"(other_down));
+}
+
+// op(r, j, own, other) for `count` numbers of the rows, N at a time
+template <int N, class Op> inline void pairs(const Shared &shared, int count, Op op) {
+    struct alignas(4 * N) Vector {
+        float x[N];
+    };
+    Place place;
+    const float *own = shared.query + place.row(0) * POINTS, *other = shared.key + place.column(0) * POINTS;
+#pragma unroll 1
+    for (int d = 0; d < count; d += N) {
+        Vector mine[4];
+#pragma unroll
+        for (int r = 0; r < 4; ++r) mine[r] = *reinterpret_cast<const Vector *>(own + r * 8 * POINTS + d);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            Vector yours = *reinterpret_cast<const Vector *>(other + (j / 2 * 8 + j % 2) * POINTS + d);
+#pragma unroll
+            for (int r = 0; r < 4; ++r) op(r, j, mine[r].x, yours.x);
+        }
+    }
+}
+
+// sums += what `count` dimensions add
+inline void add_terms(const Shared &shared, int count, const Setting &setting, float (&sums)[4][8]) {
+    if constexpr (FIXED) {
+        if (setting.quick) {
+            int whole[4][8] = {};
+            pairs<4>(shared, count, [&](int r, int j, const float *own, const float *other) {
+#pragma unroll
+                for (int e = 0; e < FIXED_DIMS; ++e) whole[r][j] = distance_and_sum(own[e], other[e], whole[r][j]);
+                sums[r][j] += fabsf(own[FIXED_DIMS] - other[FIXED_DIMS]);
+            });
+#pragma unroll
+            for (int r = 0; r < 4; ++r)
+#pragma unroll
+                for (int j = 0; j < 8; ++j) sums[r][j] = fmaf(float(unsigned(whole[r][j])), setting.back, sums[r][j]);
+            return;
+        }
+    }
+    if constexpr (FACTORS) {
+        if (setting.quick) {
+            pairs<4>(shared, 2 * count, [&](int r, int j, const float *own, const float *other) {
+                add_lesser(sums[r][j], own[0], own[1], other[0], other[1]);
+                add_lesser(sums[r][j], own[2], own[3], other[2], other[3]);
+            });
+            return;
+        }
+    }
+    constexpr int STEP = TABLE ? 1 : 4;
+    pairs<STEP>(shared, count, [&](int r, int j, const float *own, const float *other) {
+        // a few terms first: fewer additions to a number that is larger than they are
+        float fresh = term(own[0] - other[0], setting.numbers);
+#pragma unroll
+        for (int e = 1; e < STEP; ++e) fresh += term(own[e] - other[e], setting.numbers);
+        sums[r][j] += fresh;
+    });
+}
+
+// Scores from the sums of terms, in units of `unit`, zero for pairs that are not seen; of `laplace` the logarithms.
+inline void finish(const Shared &shared, const Setting &setting, bool masked, float (&scores)[4][8]) {
+    Place place;
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+        float norm = 0;
+        if constexpr (KIND == ADD_RIESZ)
+            norm = shared.own_norm[place.row(r)] + float(EPSILON) * setting.dims * setting.numbers.tau;
+        if constexpr (KIND == RIESZ) norm = sqrtf(shared.own_norm[place.row(r)]) + float(EPSILON) * setting.numbers.tau;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            float &score = scores[r][j];
+            if constexpr (KIND == ADD_RIESZ) score = norm + shared.other_norm[place.column(j)] - score;
+            if constexpr (KIND == RIESZ) score = norm + sqrtf(shared.other_norm[place.column(j)]) - sqrtf(score);
+            if constexpr (KIND == LAPLACE) score = -score / setting.numbers.tau;
+        }
+    }
+    if (masked)
+#pragma unroll
+        for (int r = 0; r < 4; ++r)
+#pragma unroll
+            for (int j = 0; j < 8; ++j)
+                if (shared.other_mark[place.column(j)] >= shared.own_mark[place.row(r)])
+                    scores[r][j] = KIND == LAPLACE ? -infinity() : 0.0f;
+}
+
+inline float unit(const Numbers &numbers) {
+    return KIND == ADD_RIESZ || KIND == RIESZ ? 1 / numbers.tau : KIND == ADD_BUMP ? 1 / numbers.edge : 1.0f;
+}
+
+// ---- products with the values
+
+// Three products of halves lose no more digits than float32 does. Tensor cores truncate their sums: these are short.
+inline void add_rows(const Shared &shared, const float (&scores)[4][8], float (&running)[2][8][4]) {
+    Place place;
+    unsigned large[4][2][4], small[4][2][4];
+#pragma unroll
+    for (int s = 0; s < 4; ++s)
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) split(scores[2 * i + e % 2][2 * s + e / 2], large[s][i][e], small[s][i][e]);
+    // column n of product j is column 2 n + 16 (j / 2) + j % 2: a thread reads two neighbours, and writes four
+    const float *rows = shared.value + place.column(0) * STRIDE + 2 * place.g;
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+        float fresh[2][2][4] = {};
+#pragma unroll
+        for (int s = 0; s < 4; ++s) {
+            unsigned more[2][2], less[2][2];
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                float2 found = *reinterpret_cast<const float2 *>(rows + (s * 8 + e) * STRIDE + c * 16);
+                split(found.x, more[0][e], less[0][e]);
+                split(found.y, more[1][e], less[1][e]);
+            }
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                    float (&sum)[4] = fresh[i][j];
+                    multiply(sum[0], sum[1], sum[2], sum[3], large[s][i], less[j]);
+                    multiply(sum[0], sum[1], sum[2], sum[3], small[s][i], more[j]);
+                    multiply(sum[0], sum[1], sum[2], sum[3], large[s][i], more[j]);
+                }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+#pragma unroll
+            for (int j = 0; j < 2; ++j)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) running[i][c * 2 + j][e] += fresh[i][j][e];
+    }
+}
+
+// the four neighbours of row g + 16 i + 8 h, from column 16 c + 4 t on
+inline float4 held(const float (&running)[2][8][4], int i, int h, int c) {
+    return {running[i][2 * c][2 * h], running[i][2 * c + 1][2 * h], running[i][2 * c][2 * h + 1],
+            running[i][2 * c + 1][2 * h + 1]};
+}
+
+// values that are all tiny are multiplied where they lie
+inline void lift_values(Shared &shared) {
+    if (shared.lift == 1) return;
+    for (int i = threadIdx.x; i < OTHER * WIDTH; i += THREADS) shared.value[i / WIDTH * STRIDE + i % WIDTH] *= shared.lift;
+    __syncthreads();
+}
+
+// ---- the softmax of `laplace`: a warp keeps the largest logarithm of its part of a row
+
+inline void exponentiate(float (&scores)[4][8], float (&shift)[4], float (&total)[4],
+                         float (&running)[CHUNKS][2][8][4], bool shifted) {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+        float largest = shift[r];
+#pragma unroll
+        for (int j = 0; j < 8; ++j) largest = fmaxf(largest, scores[r][j]);
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+        if (!shifted) largest = 0;
+        // a row that has seen nothing yet has no scale to change
+        float change = shift[r] == -infinity() ? 0.0f : expf(shift[r] - largest);
+        shift[r] = largest;
+        float from = largest == -infinity() ? 0.0f : largest;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) scores[r][j] = expf(scores[r][j] - from);
+        total[r] *= change;
+        if (__any_sync(~0u, change != 1))
+#pragma unroll
+            for (int chunk = 0; chunk < CHUNKS; ++chunk)
+#pragma unroll
+                for (int j = 0; j < 8; ++j)
+                    running[chunk][r / 2][j][r % 2 * 2] *= change, running[chunk][r / 2][j][r % 2 * 2 + 1] *= change;
+    }
+}
+
+// ---- the kernel
+
+// marks and poison of the own rows, the extent of the head; a barrier follows
+inline void look_around(Shared &shared, const Found *found, const float *key, int first, long long rows,
+                        long long columns, long long dims, long long each, bool causal, int group, int slices) {
+    int thread = threadIdx.x;
+    if (thread < OWN) {
+        long long row = first + thread < rows ? first + thread : rows - 1;
+        // rows beyond the last see what it sees, and are not written
+        shared.own_mark[thread] = query_mark(row, rows, columns, each, causal);
+        shared.poison[thread] = poison(found, row / each, group, slices);
+    } else if (thread < OWN + 32) {
+        int lane = thread % 32, parts = (group + 1) * slices;
+        float reach = 0, sum = 0;
+        for (int i = lane; i < parts; i += 32) reach = fmaxf(reach, found[i].reach), sum += found[i].sum;
+        for (int x = 16; x; x /= 2) {
+            reach = fmaxf(reach, __shfl_xor_sync(~0u, reach, x));
+            sum += __shfl_xor_sync(~0u, sum, x);
+        }
+        if (lane == 0) {
+            shared.reach = reach, shared.mean = sum / ((rows + columns) * dims);
+            shared.lift = largest(found + parts, slices) < TINY ? LIFT : 1.0f;
+        }
+    }
+    for (int d = thread; ORIGIN && d < CHUNKS * WIDTH; d += THREADS)
+        shared.origin[d] = d < dims && columns ? key[d] : 0.0f;
+}
+
+inline Setting settle(const Shared &shared, Numbers numbers, int dims) {
+    Setting setting{numbers, false, 1, 1, dims};
+    if constexpr (FIXED) {
+        float reach = shared.reach;
+        setting.quick = dims >= FEWEST_DIMS && reach <= OUTLIER * shared.mean && reach > 0x1p-60f && reach < 0x1p60f;
+        int exponent;
+        frexp(reach, &exponent);
+        // two of these differ by less than 2^25, and 64 such differences fit into 32 bits
+        setting.scale = ldexp(1.0f, 24 - exponent);
+        setting.back = ldexp(1.0f, exponent - 24);
+    }
+    // not `>`, which is false for a NaN
+    if constexpr (FACTORS) setting.quick = shared.reach * numbers.rate <= REACH;
+    return setting;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    forward(const float *query, const float *key, const float *value, const float *weight, const float *bandwidth,
+            const float *table, const Found *found, float *out, float *total_out, float *shift_out, long long rows,
+            long long columns, long long dims, long long channels, long long each, long long causal, long long count,
+            long long normalised, long long slices, double tau) {
+    Shared &shared = *reinterpret_cast<Shared *>(memory);
+    long long tiles = (rows + OWN - 1) / OWN, p = blockIdx.x / tiles;
+    // the last tiles first: with a causal mask they have the most to do
+    int first = (tiles - 1 - blockIdx.x % tiles) * OWN;
+    int group = rows / each;
+    Rows queries(query + p * rows * dims, rows, dims), keys(key + p * columns * dims, columns, dims);
+    Rows values(value + p * columns * channels, columns, channels);
+    const float *weights = weight ? weight + p * columns : nullptr;
+    if constexpr (!WIDE) {
+        queries.fetch(shared.value, first, 0);
+        keys.fetch(shared.raw, 0, 0);
+    }
+    look_around(shared, found + p * (group + 2) * slices, keys.start, first, rows, columns, dims, each, causal, group,
+                slices);
+    arrive();
+    __syncthreads();
+    Setting setting = settle(shared, Numbers(bandwidth ? bandwidth[p] : float(tau), table, count), dims);
+    if (threadIdx.x < 32) {
+        int least = min(shared.own_mark[threadIdx.x], shared.own_mark[threadIdx.x + 32]);
+        int most = max(shared.own_mark[threadIdx.x], shared.own_mark[threadIdx.x + 32]);
+        least = __reduce_min_sync(~0u, least), most = __reduce_max_sync(~0u, most);
+        if (threadIdx.x == 0) shared.least = least, shared.most = most;
+    }
+    auto mark_keys = [&](int start) {
+        if (threadIdx.x < OTHER) shared.other_mark[threadIdx.x] = key_mark(start + threadIdx.x, columns, weights);
+    };
+    if constexpr (!WIDE) {
+        change<false>(shared, shared.value, 0, setting);
+        change<true>(shared, shared.raw, 0, setting);
+        mark_keys(0);
+    }
+    __syncthreads();
+    int least = shared.least, end = shared.most;
+    if (weights) {
+        // keys behind the last that takes part need no look
+        int last = 0;
+        for (int n = threadIdx.x; n < end; n += THREADS)
+            if (weights[n] != 0) last = n + 1;
+        last = __reduce_max_sync(~0u, last);
+        // nobody reads these before the next barrier
+        if (threadIdx.x % 32 == 0) shared.part_total[threadIdx.x / 32] = last;
+        __syncthreads();
+        end = 0;
+        for (int w = 0; w < THREADS / 32; ++w) end = max(end, int(shared.part_total[w]));
+    }
+
+    float running[CHUNKS][2][8][4] = {}, total[4] = {}, shift[4];
+    for (int r = 0; r < 4; ++r) shift[r] = -infinity();
+#pragma unroll 1
+    for (int start = 0; start < end; start += OTHER) {
+        float scores[4][8];
+#pragma unroll
+        for (int r = 0; r < 4; ++r)
+#pragma unroll
+            for (int j = 0; j < 8; ++j) scores[r][j] = 0;
+        bool more = start + OTHER < end;
+        if constexpr (!WIDE) {
+            values.fetch(shared.value, start, 0);
+            if (more) keys.fetch(shared.raw, start + OTHER, 0);
+            add_terms(shared, TABLE ? int(dims) : int(dims + 3) / 4 * 4, setting, scores);
+        } else {
+#pragma unroll 1
+            for (int d = 0; d < dims; d += WIDTH) {
+                __syncthreads();
+                queries.fetch(shared.value, first, d);
+                keys.fetch(shared.raw, start, d);
+                arrive();
+                __syncthreads();
+                change<false>(shared, shared.value, d, setting);
+                change<true>(shared, shared.raw, d, setting);
+                if (d == 0) mark_keys(start);
+                __syncthreads();
+                int left = min(int(dims) - d, WIDTH);
+                add_terms(shared, TABLE ? left : (left + 3) / 4 * 4, setting, scores);
+            }
+        }
+        finish(shared, setting, weights || start + OTHER > least, scores);
+        if constexpr (KIND == LAPLACE) exponentiate(scores, shift, total, running, normalised);
+#pragma unroll
+        for (int r = 0; r < 4; ++r)
+            total[r] += ((scores[r][0] + scores[r][1]) + (scores[r][2] + scores[r][3])) +
+                        ((scores[r][4] + scores[r][5]) + (scores[r][6] + scores[r][7]));
+        if constexpr (!WIDE) {
+            arrive();
+            __syncthreads();
+            if (more) {
+                change<true>(shared, shared.raw, 0, setting);
+                mark_keys(start + OTHER);
+            }
+            lift_values(shared);
+            add_rows(shared, scores, running[0]);
+            __syncthreads();
+        } else {
+#pragma unroll 1
+            for (int chunk = 0; chunk < CHUNKS && chunk * WIDTH < channels; ++chunk) {
+                __syncthreads();
+                values.fetch(shared.value, start, chunk * WIDTH);
+                arrive();
+                __syncthreads();
+                lift_values(shared);
+                add_rows(shared, scores, running[chunk]);
+            }
+        }
+    }
+
+    // the two warps that share rows put their parts together
+    Place place;
+#pragma unroll
+    for (int r = 0; r < 4; ++r)
+        for (int x = 1; x < 4; x *= 2) total[r] += __shfl_xor_sync(~0u, total[r], x);
+    __syncthreads();
+    if (place.across && place.t == 0)
+        for (int r = 0; r < 4; ++r)
+            shared.part_total[place.row(r)] = total[r], shared.part_shift[place.row(r)] = shift[r];
+    __syncthreads();
+    float share[4] = {1, 1, 1, 1}, factor[4];
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+        int row = place.row(r);
+        float other = shared.part_total[row];
+        if constexpr (KIND == LAPLACE) {
+            float both = fmaxf(shift[r], shared.part_shift[row]);
+            float from = both == -infinity() ? 0.0f : both;
+            total[r] *= expf(shift[r] - from);
+            share[r] = expf(shared.part_shift[row] - from);
+            factor[r] = expf(shift[r] - from);
+            other *= share[r];
+            shift[r] = from;
+        } else
+            factor[r] = 1;
+        total[r] = (total[r] + other) * unit(setting.numbers);
+    }
+    float *matrix = out + p * rows * channels;
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+        if (chunk * WIDTH >= channels) break;
+        __syncthreads();
+        if (place.across)
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int h = 0; h < 2; ++h)
+#pragma unroll
+                    for (int c = 0; c < 4; ++c)
+                        *reinterpret_cast<float4 *>(shared.value + place.row(2 * i + h) * STRIDE + c * 16 + 4 * place.t) =
+                            held(running[chunk], i, h, c);
+        __syncthreads();
+        if (place.across) continue;
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+            int row = place.row(r);
+            if (first + row >= rows) continue;
+            // as in normalise.py; what divides is made after the sums, which may be as small
+            bool empty = fabsf(total[r]) < 0x1p-126f;
+            float inverse = normalised ? (empty ? 0.0f : 1 / total[r]) : 1.0f;
+            inverse *= shared.poison[row];
+            float scale = unit(setting.numbers) / shared.lift;
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+                float4 mine = held(running[chunk], r / 2, r % 2, c);
+                float4 yours =
+                    *reinterpret_cast<const float4 *>(shared.value + row * STRIDE + c * 16 + 4 * place.t);
+                float x[4] = {mine.x * factor[r] + yours.x * share[r], mine.y * factor[r] + yours.y * share[r],
+                              mine.z * factor[r] + yours.z * share[r], mine.w * factor[r] + yours.w * share[r]};
+#pragma unroll
+                for (int e = 0; e < 4; ++e) x[e] = x[e] * scale * inverse;
+                int column = chunk * WIDTH + c * 16 + 4 * place.t;
+                float *to = matrix + (long long)(first + row) * channels + column;
+                if (values.whole && column + 4 <= channels)
+                    *reinterpret_cast<float4 *>(to) = {x[0], x[1], x[2], x[3]};
+                else
+                    for (int e = 0; e < 4; ++e)
+                        if (column + e < channels) to[e] = x[e];
+            }
+        }
+    }
+    if (place.across == 0 && place.t == 0)
+        for (int r = 0; r < 4; ++r)
+            if (first + place.row(r) < rows) {
+                long long at = p * rows + first + place.row(r);
+                total_out[at] = total[r] * shared.poison[place.row(r)];
+                if (KIND == LAPLACE && shift_out) shift_out[at] = shift[r];
+            }
+}

@@ -1,0 +1,180 @@
+// The kernels: what one dimension adds to a score, how a score is made of that, and the derivative.
+//
+// Set by cuda.py: NUMBER (float or double), KERNEL (a name of Kind), EPSILON (of the Riesz kernels).
+
+#include "found.cu"
+
+enum Kind { ADD_RIESZ, ADD_LAPLACE, ADD_BUMP, SPLINE, POLYNOMIAL_EXPONENTIAL, LAPLACE, RIESZ };
+
+using T = NUMBER;
+constexpr Kind KIND = KERNEL;
+constexpr bool SINGLE = sizeof(T) == 4;
+constexpr bool ADDITIVE = KIND != LAPLACE && KIND != RIESZ;
+constexpr bool STATIONARY = KIND != ADD_RIESZ && KIND != RIESZ;
+// kernels with a table have no neutral number to fill up a tile with, and take one dimension at a time
+constexpr bool TABLE = KIND == SPLINE || KIND == POLYNOMIAL_EXPONENTIAL;
+// the derivative is a sign, 1 - 2 step: the ones are summed apart
+constexpr bool SIGNS = KIND == ADD_RIESZ || KIND == LAPLACE;
+// e^-|s - t| as the lesser of e^s e^-t and e^-s e^t: a point is two numbers then
+constexpr bool FACTORS = KIND == ADD_LAPLACE && SINGLE;
+// beyond 2^28 on either side a factor has lost digits of its point
+constexpr float REACH = 28.0f;
+// of numbers below, tensor cores do not see the small parts: then all are multiplied
+constexpr float TINY = 0x1p-80f, LIFT = 0x1p80f;
+constexpr int NOWHERE = 0x7fffffff;
+
+// ---- scalars
+
+inline float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+inline double power_of_two(double x) { return exp2(x); }
+
+// one where x > 0, zero where x < 0, half at zero; without a branch, so numbers below 2^-127 count as zero in part
+inline float step(float x) { return __saturatef(fmaf(x, 0x1p126f, 0.5f)); }
+inline double step(double x) { return x > 0 ? 1.0 : x < 0 ? 0.0 : 0.5; }
+
+inline float sign(float x) { return 2.0f * step(x) - 1.0f; }
+inline double sign(double x) { return 2.0 * step(x) - 1.0; }
+
+inline float positive_part(float x) { return __saturatef(x); }
+inline double positive_part(double x) { return x > 0 ? x : 0.0; }
+
+// ---- tensor cores
+
+// a 16 x 8 tile += 16 x 8 times 8 x 8, of numbers with 11 digits
+inline void multiply(float &s, float &t, float &u, float &v, const unsigned (&a)[4], const unsigned (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(s), "+f"(t), "+f"(u), "+f"(v)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// x as a number with 11 digits, rounded, and the rest of it
+inline void split(float x, unsigned &large, unsigned &small) {
+    large = (__float_as_uint(x) + 0x1000) & 0xffffe000;
+    small = __float_as_uint(x - __uint_as_float(large));
+}
+
+// ---- kernels
+
+// what a kernel knows of its problem
+struct Numbers {
+    T tau;
+    // points are multiplied by this power of two, and tau with them: exact, and the bump's height is below one
+    T scale = 1, edge = 0;
+    // of e^-|u| as a power of two
+    T rate = 0;
+    // splines: nodes (J), then anchors, values and slopes of the J + 1 pieces; else coefficients
+    const T *table;
+    int count;
+
+    Numbers(T bandwidth, const T *table, int count) : tau(bandwidth), table(table), count(count) {
+        if constexpr (KIND == ADD_BUMP) {
+            int exponent;
+            edge = frexp(tau, &exponent);
+            scale = ldexp(T(1), -exponent);
+        }
+        if constexpr (KIND == ADD_LAPLACE) rate = T(1.4426950408889634) / tau;
+    }
+};
+
+// the pieces of a spline left and right of u, the same but at a node
+struct Pieces {
+    int at = 0, past = 0;
+    Pieces(T u, const Numbers &numbers) {
+#pragma unroll 1
+        for (int j = 0; j < numbers.count; ++j) {
+            at += numbers.table[j] < u;
+            past += numbers.table[j] <= u;
+        }
+    }
+};
+
+inline T anchor(const Numbers &numbers, int piece) { return numbers.table[numbers.count + piece]; }
+inline T height(const Numbers &numbers, int piece) { return numbers.table[2 * numbers.count + 1 + piece]; }
+inline T incline(const Numbers &numbers, int piece) { return numbers.table[3 * numbers.count + 2 + piece]; }
+
+inline T line(const Numbers &numbers, int piece, T u) {
+    return height(numbers, piece) + incline(numbers, piece) * (u - anchor(numbers, piece));
+}
+
+// as in kernels.py: beyond, e^-x is zero, and a power of x might be infinite
+inline T distance(T difference, const Numbers &numbers) { return fmin(fabs(difference) / numbers.tau, T(1000)); }
+
+// what one dimension adds to a tile, for a difference of query and key
+inline T term(T difference, const Numbers &numbers) {
+    if constexpr (KIND == ADD_RIESZ || KIND == LAPLACE) return fabs(difference);
+    if constexpr (KIND == RIESZ) return difference * difference;
+    if constexpr (KIND == ADD_BUMP) return positive_part(numbers.edge - fabs(difference));
+    if constexpr (KIND == ADD_LAPLACE) return power_of_two(-fabs(difference) * numbers.rate);
+    if constexpr (KIND == SPLINE) {
+        // not times a reciprocal: a node is to be met exactly
+        T u = difference / numbers.tau;
+        Pieces pieces(u, numbers);
+        return (line(numbers, pieces.at, u) + line(numbers, pieces.past, u)) / 2;
+    }
+    if constexpr (KIND == POLYNOMIAL_EXPONENTIAL) {
+        T x = distance(difference, numbers), value = 0;
+#pragma unroll 1
+        for (int i = numbers.count - 1; i >= 0; --i) value = value * x + numbers.table[i];
+        return value * exp(-x);
+    }
+}
+
+// Phi from the sum of the terms; for `laplace` its logarithm
+inline T whole(T sum, T own_norm, T other_norm, const Numbers &numbers, int dims) {
+    if constexpr (KIND == ADD_RIESZ) return (own_norm + other_norm - sum) / numbers.tau + T(EPSILON) * dims;
+    if constexpr (KIND == RIESZ) return (sqrt(own_norm) + sqrt(other_norm) - sqrt(sum)) / numbers.tau + T(EPSILON);
+    if constexpr (KIND == ADD_BUMP) return sum / numbers.edge;
+    if constexpr (KIND == LAPLACE) return -sum / numbers.tau;
+    return sum;
+}
+
+// the derivative of a term by the query, in units of 1 / tau; at a kink the mean of both sides; with SIGNS, its step
+inline T slope(T difference, const Numbers &numbers) {
+    if constexpr (SIGNS) return step(difference);
+    // the factor 1 / |q - k| is in the scores already
+    if constexpr (KIND == RIESZ) return -difference;
+    if constexpr (KIND == ADD_BUMP) return -sign(difference) * step(numbers.edge - fabs(difference));
+    if constexpr (KIND == ADD_LAPLACE) return -sign(difference) * power_of_two(-fabs(difference) * numbers.rate);
+    if constexpr (KIND == SPLINE) {
+        Pieces pieces(difference / numbers.tau, numbers);
+        return (incline(numbers, pieces.at) + incline(numbers, pieces.past)) / 2;
+    }
+    if constexpr (KIND == POLYNOMIAL_EXPONENTIAL) {
+        T x = distance(difference, numbers), value = 0, derivative = 0;
+#pragma unroll 1
+        for (int i = numbers.count - 1; i >= 0; --i) {
+            derivative = derivative * x + value;
+            value = value * x + numbers.table[i];
+        }
+        return x < 1000 ? sign(difference) * (derivative - value) * exp(-x) : T(0);
+    }
+}
+
+// the derivative of the norm of a point by one of its coordinates, where Phi has such a term
+inline T norm_slope(T point, T squares) {
+    if constexpr (KIND == ADD_RIESZ) return sign(point);
+    if constexpr (KIND == RIESZ) return squares > 0 ? point / sqrt(squares) : T(0);
+    return 0;
+}
+
+inline T norm_term(T point) { return KIND == RIESZ ? point * point : fabs(point); }
+
+// ---- who sees whom: a query sees a key if the key's mark is below its own
+
+inline int query_mark(long long m, long long rows, long long columns, long long each, bool causal) {
+    if (m >= rows) return 0;
+    if (!causal) return columns;
+    long long seen = m % each + 1 + columns - each;
+    return seen > 0 ? seen : 0;
+}
+
+inline int key_mark(long long n, long long columns, const T *weight) {
+    return n < columns && !(weight && weight[n] == 0) ? n : NOWHERE;
+}
+
+template <bool KEYS> inline bool seen(int own, int other) { return KEYS ? own < other : other < own; }

@@ -1,0 +1,65 @@
+// How far the numbers of every head reach: one look at queries, keys and values before they are summed.
+//
+// Set by cuda.py: NUMBER (float or double).
+
+#include "found.cu"
+
+constexpr int THREADS = 256;
+
+inline void look(NUMBER x, NUMBER origin, Found &found) {
+    float size = fabs(x) < infinity() ? float(fmin(fabs(x), NUMBER(0x1.fffffep127f))) : infinity();
+    found.largest = fmaxf(found.largest, size);
+    float distance = fabs(x - origin);
+    found.reach = fmaxf(found.reach, distance);
+    found.sum += distance;
+}
+
+// A block has one of `slices` parts of the queries of a head, of the keys or of the values of a problem. With
+// `centred`, distances are measured from the first key.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    survey(const NUMBER *query, const NUMBER *key, const NUMBER *value, Found *found, long long each, long long columns,
+           long long dims, long long channels, long long group, long long slices, long long centred) {
+    long long part = blockIdx.x / slices, slice = blockIdx.x % slices, p = part / (group + 2);
+    int kind = part % (group + 2);
+    const NUMBER *origin = key + p * columns * dims, *rows = origin;
+    long long count = columns, width = dims;
+    if (kind < group)
+        rows = query + (p * group + kind) * each * dims, count = each;
+    else if (kind > group)
+        rows = value + p * columns * channels, width = channels;
+    bool moved = centred && kind <= group && columns;
+    long long share = (count + slices - 1) / slices, start = min(slice * share, count) * width;
+    long long end = min((slice + 1) * share, count) * width;
+    Found mine = {};
+    constexpr int N = 16 / sizeof(NUMBER);
+    struct alignas(16) Vector {
+        NUMBER x[N];
+    };
+    bool whole = (reinterpret_cast<unsigned long long>(rows) | width * sizeof(NUMBER)) % 16 == 0;
+    if (whole)
+#pragma unroll 4
+        for (long long i = start + threadIdx.x * N; i < end; i += THREADS * N) {
+            Vector found = *reinterpret_cast<const Vector *>(rows + i);
+            int column = moved ? unsigned(i) % unsigned(width) : 0;
+            for (int e = 0; e < N; ++e) look(found.x[e], moved ? origin[column + e] : NUMBER(0), mine);
+        }
+    else
+        for (long long i = start + threadIdx.x; i < end; i += THREADS)
+            look(rows[i], moved ? origin[i % width] : NUMBER(0), mine);
+
+    __shared__ Found parts[THREADS / 32];
+    for (int lane = 16; lane; lane /= 2) {
+        mine.largest = fmaxf(mine.largest, __shfl_xor_sync(~0u, mine.largest, lane));
+        mine.reach = fmaxf(mine.reach, __shfl_xor_sync(~0u, mine.reach, lane));
+        mine.sum += __shfl_xor_sync(~0u, mine.sum, lane);
+    }
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = mine;
+    __syncthreads();
+    if (threadIdx.x) return;
+    for (int w = 1; w < THREADS / 32; ++w) {
+        mine.largest = fmaxf(mine.largest, parts[w].largest);
+        mine.reach = fmaxf(mine.reach, parts[w].reach);
+        mine.sum += parts[w].sum;
+    }
+    found[blockIdx.x] = mine;
+}
