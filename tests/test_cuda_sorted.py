@@ -29,7 +29,7 @@ def all_defines(terms, dtype=torch.float32, width=64, ordered=False):
     for tracks, added, multiplied in (
         (cuda._tracks(terms, mirrored=False), True, False),
         (cuda._tracks(_derivative(terms), mirrored=False), False, True),
-        (cuda._slope_tracks(terms), True, True),
+        (cuda._tracks(terms, mirrored=True, slopes=True), True, True),
     ):
         yield cuda._defines(tracks, dtype, width, added=added, multiplied=multiplied, ordered=ordered)
 
@@ -97,8 +97,9 @@ def test_the_tracks_add_up_to_the_kernel_at_ties_too(name, derivative, mirrored)
     def by_tracks(s, t):
         total = 0.0
         for i in range(tracks.number):
-            flipped, closed, negated = tracks.one(i)
-            *numbers, rate = tracks.table(i)
+            track = tracks.only(i)
+            flipped, closed, negated = track.mirrored, track.closed, track.negated
+            *numbers, rate = track.tables[0]
             assert rate == terms.rate
             nodes = numbers[: tracks.nodes]
             tables = torch.tensor(numbers[tracks.nodes :]).reshape(tracks.nodes, tracks.powers).tolist()

@@ -17,33 +17,55 @@ from torch import Tensor
 
 from ...kernels import Terms
 from ..batching import fold, unfold
+from ..direct import direct
 from .lines import walker
 
 
-@torch.library.custom_op("sortattn::sided_sum", mutates_args=())
-def sided_sum(
+def _forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    weight: Tensor,
-    bandwidth: Tensor,
+    weight: Tensor | None,
+    bandwidth: Tensor | None,
     nodes: Tensor,
     below: Tensor,
     above: Tensor,
+    tau: float,
     rate: float,
     compact: bool,
     folded: int,
     constant: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sums `(P, M, C)`, those of the weights `(P, M)`, and the argsorts of queries and keys by dimension."""
+    """The sums `(P, M, C)`, those of the weights `(P, M)`, and the argsorts of queries and keys by dimension.
+
+    Without `weight (P, N)` they are all one, without `bandwidth (P,)` it is `tau` for all.
+    """
     walk = walker(query.device.type)
-    query, key, value, weight = (part.detach().contiguous() for part in (query, key, value, weight))
+    query, key, value = (part.detach().contiguous() for part in (query, key, value))
     terms = Terms(nodes, below.detach(), above.detach(), rate, compact, folded, constant)
-    return walk.forward(query, key, value, weight, terms, bandwidth)
+    return walk.forward(query, key, value, *_given(walk, value, weight, bandwidth, tau, terms))
+
+
+sided_sum = torch.library.custom_op("sortattn::sided_sum", _forward, mutates_args=())
+
+
+def _given(walk, value: Tensor, weight: Tensor | None, bandwidth: Tensor | None, tau: float, terms: Terms):
+    """Weights, terms and bandwidths in the form that the walker takes."""
+    if weight is not None:
+        weight = weight.detach().contiguous()
+    elif walk.WANTS_TENSORS:
+        weight = value.new_ones(value.shape[:2])
+    if bandwidth is not None:
+        bandwidth = bandwidth.detach()
+    elif walk.WANTS_TENSORS:
+        bandwidth = torch.full((value.shape[0],), tau, dtype=torch.float64)
+    else:
+        bandwidth = tau
+    return weight, terms, bandwidth
 
 
 @sided_sum.register_fake
-def _(query, key, value, weight, bandwidth, nodes, below, above, rate, compact, folded, constant):
+def _(query, key, value, *_):
     problems, rows, dims = query.shape
     sums = value.new_empty(problems, rows, value.shape[2])
     query_order = query.new_empty(problems, dims, rows, dtype=torch.int32)
@@ -58,13 +80,14 @@ def sided_sum_backward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    weight: Tensor,
-    bandwidth: Tensor,
+    weight: Tensor | None,
+    bandwidth: Tensor | None,
     nodes: Tensor,
     below: Tensor,
     above: Tensor,
     query_order: Tensor,
     key_order: Tensor,
+    tau: float,
     rate: float,
     compact: bool,
     folded: int,
@@ -76,9 +99,10 @@ def sided_sum_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key, value, weight, bandwidth, below and above; empty tensors for what is not wanted."""
     walk = walker(query.device.type)
-    parts = (grad, grad_extra, query, key, value, weight)
-    grad, grad_extra, query, key, value, weight = (part.detach().contiguous() for part in parts)
+    parts = (grad, grad_extra, query, key, value)
+    grad, grad_extra, query, key, value = (part.detach().contiguous() for part in parts)
     terms = Terms(nodes, below.detach(), above.detach(), rate, compact, folded, constant)
+    weight, terms, bandwidth = _given(walk, value, weight, bandwidth, tau, terms)
     queries, keys = walk.points(query, query_order), walk.points(key, key_order)
     nothing = [value.new_empty(0) for _ in range(7)]
     grad_query, grad_key, grad_value, grad_weight, grad_bandwidth, grad_below, grad_above = nothing
@@ -114,8 +138,8 @@ def sided_sum_backward(
 
 @sided_sum_backward.register_fake
 def _(
-    grad, grad_extra, query, key, value, weight, bandwidth, nodes, below, above, query_order, key_order, rate, compact,
-    folded, constant, wants_points, wants_bandwidth, wants_value, wants_terms,
+    grad, grad_extra, query, key, value, weight, bandwidth, nodes, below, above, query_order, key_order, tau, rate,
+    compact, folded, constant, wants_points, wants_bandwidth, wants_value, wants_terms,
 ):  # fmt: skip
     def like(part, wanted):
         return part.new_empty(part.shape) if wanted else value.new_empty(0)
@@ -124,7 +148,7 @@ def _(
         like(query, wants_points),
         like(key, wants_points),
         like(value, wants_value),
-        like(weight, wants_value),
+        key.new_empty(key.shape[:2]) if wants_value else value.new_empty(0),
         like(bandwidth, wants_bandwidth),
         like(below, wants_terms),
         like(above, wants_terms),
@@ -214,11 +238,13 @@ def _backward(ctx, grad, grad_extra, *_):
 
 sided_sum.register_autograd(_backward, setup_context=_setup)
 
+sided_sum_directly = direct(sided_sum, _forward, _setup, _backward)
+
 
 @sided_sum.register_vmap
 def _(info, in_dims, *inputs):
     """A mapped dimension becomes more problems."""
     if any(in_dims[i] is not None for i in (5, 6, 7)):
         raise RuntimeError("sortattn cannot vmap over the coefficients of a kernel; call it once per kernel instead")
-    folded = [fold(info.batch_size, inputs[i], in_dims[i]) for i in range(5)]
+    folded = [None if inputs[i] is None else fold(info.batch_size, inputs[i], in_dims[i]) for i in range(5)]
     return unfold(info.batch_size, sided_sum(*folded, *inputs[5:]))

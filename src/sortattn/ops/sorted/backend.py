@@ -7,7 +7,9 @@ from ...cuda.support import trouble
 from ...kernels import Kernel, SidedKernel
 from ...normalise import normalise
 from ...validation import Problem
-from .api import sided_sum
+from ..direct import plain
+from .api import sided_sum_directly
+from .quotient import _unfit, quotient_directly, unfit
 from .separable import collect, spread
 
 
@@ -26,7 +28,12 @@ def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
 
 def attention(problem: Problem, kernel: SidedKernel) -> Tensor:
     """Normalised kernel sums, `(P, M, C)`."""
-    return normalise(problem, *_sums(problem, kernel), kernel.floor)
+    sums, total = _sums(problem, kernel)
+    if not sums.is_cuda:
+        return normalise(problem, sums, total, kernel.floor)
+    points = problem.query.detach(), problem.key.detach(), problem.value.detach()
+    found = (_unfit if plain(*points) else unfit)(*points, problem.group)
+    return quotient_directly(sums, total, found, kernel.floor)
 
 
 def kernel_sum(problem: Problem, kernel: SidedKernel) -> Tensor:
@@ -46,9 +53,9 @@ def _part(problem: Problem, kernel: SidedKernel) -> tuple[Tensor, Tensor]:
     if problem.group > 1:
         # heads of a group are sorted together: what is no number in one of them must not reach the others
         query = query.nan_to_num(0.0, 0.0, 0.0)
-    weight = value.new_ones(value.shape[:2]) if problem.weight is None else problem.weight
-    bandwidth = torch.as_tensor(problem.bandwidth, dtype=torch.float64, device=query.device)
-    bandwidth = bandwidth.reshape(-1).expand(query.shape[0])
+    bandwidth, tau = None, problem.bandwidth
+    if isinstance(tau, Tensor):
+        bandwidth, tau = tau.to(torch.float64).reshape(-1), 0.0
     terms = kernel.terms()
     parts = None
     if not terms.folded:
@@ -56,12 +63,13 @@ def _part(problem: Problem, kernel: SidedKernel) -> tuple[Tensor, Tensor]:
         parts = kernel.separable(query, key, problem.bandwidth)
     if parts is not None:
         row, column = parts
+        weight = value.new_ones(value.shape[:2]) if problem.weight is None else problem.weight
         factors = torch.stack([weight, column * weight], 1)
         vectors, counts = collect(factors, value), factors.sum(-1)
     # the argsorts, which only the backward pass needs, are not kept alive by a name here
-    sums, total = sided_sum(
-        query, key, value, weight, bandwidth, terms.nodes, terms.below, terms.above, terms.rate, terms.compact,
-        terms.folded, terms.constant,
+    sums, total = sided_sum_directly(
+        query, key, value, problem.weight, bandwidth, terms.nodes, terms.below, terms.above, tau, terms.rate,
+        terms.compact, terms.folded, terms.constant,
     )[:2]  # fmt: skip
     if parts is not None:
         sums = spread(sums, torch.stack([row, torch.ones_like(row)], 1), vectors)

@@ -16,6 +16,8 @@ from torch import Tensor
 from ... import threads
 from ...kernels import Terms
 
+# weights and bandwidths are always there
+WANTS_TENSORS = True
 # channels that are walked together
 _WIDTHS = (64, 32, 16)
 

@@ -11,8 +11,11 @@ from torch import Tensor
 from ...cuda.compile import Defines
 from ...cuda.launch import Kernel
 from ...kernels import Terms
+from .lines import Bandwidth
 
 _WALK, _SORT, _ARRANGE = (Path(__file__).with_name(f"{name}.cu") for name in ("walk", "sort", "arrange"))
+# weights may be None, for ones, and a bandwidth for all heads a number
+WANTS_TENSORS = False
 _REALS = {torch.float32: "float", torch.float64: "double"}
 # keys of a thread of a block that sorts, at most: sixteen thousand in its shared memory
 _ITEMS = 16
@@ -55,7 +58,7 @@ def sort(points: Tensor) -> Tensor:
 
 
 def forward(
-    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, terms: Terms, bandwidth: Tensor
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, terms: Terms, bandwidth: Bandwidth
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sums of values and of weights for all queries, and the argsorts of queries and keys, see `cpu.forward`."""
     queries, keys = _sort(query), _sort(key)
@@ -63,7 +66,13 @@ def forward(
 
 
 def scatter(
-    sources: Lines, targets: Lines, rows: Tensor, extra: Tensor, terms: Terms, bandwidth: Tensor, mirrored: bool
+    sources: Lines,
+    targets: Lines,
+    rows: Tensor,
+    extra: Tensor | None,
+    terms: Terms,
+    bandwidth: Bandwidth,
+    mirrored: bool,
 ) -> tuple[Tensor, Tensor]:
     """Sum `rows (P, N, C)` and `extra (P, N)` of the sources for the targets, see `cpu.scatter`."""
     walk = _Walk(_tracks(terms, mirrored), sources, targets, rows, extra, bandwidth)
@@ -76,19 +85,19 @@ def dot(
     sources: Lines,
     targets: Lines,
     rows: Tensor,
-    extra: Tensor,
+    extra: Tensor | None,
     other: Tensor,
-    other_extra: Tensor,
+    other_extra: Tensor | None,
     terms: Terms,
-    bandwidth: Tensor,
+    bandwidth: Bandwidth,
     mirrored: bool,
-    factors: Tensor,
+    factors: Bandwidth,
 ) -> Tensor:
     """The sums of `scatter` along each dimension by itself, multiplied with rows of the targets, see `cpu.dot`."""
     walk = _Walk(_tracks(terms, mirrored), sources, targets, rows, extra, bandwidth)
     products = walk.no_products()
-    walk.run(None, None, walk.padded(other), other_extra.contiguous(), products)
-    return products.mul_(factors.to(products.dtype)[:, None, None])
+    walk.run(None, None, walk.padded(other), other_extra, products)
+    return products.mul_(factors if isinstance(factors, float) else factors.to(products.dtype)[:, None, None])
 
 
 def towards_keys(
@@ -97,16 +106,16 @@ def towards_keys(
     grad: Tensor,
     grad_extra: Tensor,
     value: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     terms: Terms,
     slope: Terms,
-    bandwidth: Tensor,
+    bandwidth: Bandwidth,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of values, weights and keys, see `cpu.towards_keys`; one walk does for all of them."""
-    walk = _Walk(_slope_tracks(terms), queries, keys, grad, grad_extra, bandwidth)
+    walk = _Walk(_tracks(terms, mirrored=True, slopes=True), queries, keys, grad, grad_extra, bandwidth)
     out, out_extra = walk.nothing(terms.constant)
     products = walk.no_products()
-    walk.run(out, out_extra, walk.padded(value), weight.contiguous(), products)
+    walk.run(out, out_extra, walk.padded(value), weight, products)
     return out[..., : grad.shape[2]], out_extra, products
 
 
@@ -156,63 +165,92 @@ def _groups(problems: int, size: int, rows: Tensor) -> list[slice]:
     return [slice(first, min(first + together, problems)) for first in range(0, problems, together)]
 
 
-class _Tracks:
+class _Tracks(NamedTuple):
     """What is walked along every line: a table for each side, and in bits which of them are mirrored and so on."""
 
-    def __init__(self, terms: Terms, tables: list[Tensor], mirrored: list[bool], halves: bool, closed=(), negated=()):
-        self.numbers = tuple(
-            number for table in tables for number in (*terms.nodes.tolist(), *table.flatten().tolist(), terms.rate)
+    # nodes, coefficients and rate, one behind the other
+    tables: tuple[tuple[float, ...], ...]
+    nodes: int
+    powers: int
+    rate: bool
+    compact: bool
+    folded: int
+    # whether ties count half
+    halves: bool
+    mirrored: int
+    closed: int
+    negated: int
+
+    @property
+    def number(self) -> int:
+        return len(self.tables)
+
+    def only(self, i: int) -> "_Tracks":
+        """One of them alone."""
+        flags = (flag >> i & 1 for flag in (self.mirrored, self.closed, self.negated))
+        return self._replace(
+            tables=(self.tables[i],), **dict(zip(("mirrored", "closed", "negated"), flags, strict=True))
         )
-        self.number = len(tables)
-        self.nodes, self.powers = terms.below.shape
-        self.halves, self.rate, self.compact, self.folded = halves, bool(terms.rate), terms.compact, terms.folded
-        self.mirrored, self.closed, self.negated = (_bits(flags) for flags in (mirrored, closed, negated))
 
-    def one(self, i: int) -> tuple[int, int, int]:
-        """The flags of one side alone."""
-        return self.mirrored >> i & 1, self.closed >> i & 1, self.negated >> i & 1
 
-    def table(self, i: int) -> tuple[float, ...]:
-        """The numbers of one side alone."""
-        size = len(self.numbers) // self.number
-        return self.numbers[i * size : (i + 1) * size]
+def _tracks(terms: Terms, mirrored: bool, slopes: bool = False) -> _Tracks:
+    """The tracks of a kernel; with `slopes`, of one whose slopes at the targets are wanted too."""
+    tables = (tuple(map(tuple, table.tolist())) for table in (terms.below, terms.above))
+    return _make_tracks(tuple(terms.nodes.tolist()), *tables, terms.rate, terms.compact, terms.folded, mirrored, slopes)
+
+
+# the same for every call of a layer: next to a short one it takes its time
+@functools.lru_cache(maxsize=256)
+def _make_tracks(
+    nodes: tuple, below: tuple, above: tuple, rate: float, compact: bool, folded: int, mirrored: bool, slopes: bool
+) -> _Tracks:
+    def make(sides, flipped, halves, closed=(), negated=()):
+        tables = tuple((*nodes, *(number for row in side for number in row), rate) for side in sides)
+        flags = (_bits(bits) for bits in (flipped, closed, negated))
+        return _Tracks(tables, len(nodes), len(below[0]), bool(rate), compact, folded, halves, *flags)
+
+    constants = [tuple(row[0] for row in side) for side in (below, above)]
+    jumps = any(any(side) for side in constants)
+    sides, flipped = [below], [mirrored]
+    if folded:
+        # the halves of a line, whose kernel is its own transpose
+        sides, flipped = [below, below], [False, True]
+    elif any(any(row) for row in above):
+        sides, flipped = [below, above], [mirrored, not mirrored]
+    if slopes:
+        # a slope is by the target, which a mirrored track has negated
+        return make(sides, flipped, True, negated=flipped)
+    if folded:
+        # an odd kernel changes its sign with the side
+        return make(sides, flipped, jumps, negated=[folded < 0 and half != mirrored for half in flipped])
+    if len(sides) == 1:
+        return make(sides, flipped, jumps)
+    # of a tie both sides have half: that is all for one of them where they agree, and nothing where they cancel
+    whole, cancels = constants[0] == constants[1], constants[0] == tuple(-number for number in constants[1])
+    return make(sides, flipped, not whole and not cancels, closed=[False, whole])
 
 
 def _bits(flags) -> int:
     return sum(1 << i for i, flag in enumerate(flags) if flag)
 
 
-def _tracks(terms: Terms, mirrored: bool) -> _Tracks:
-    below, above = terms.below, terms.above
-    jumps = bool(below[:, 0].any() or above[:, 0].any())
-    if terms.folded:
-        # the halves of a line, whose kernel is its own transpose; an odd one changes its sign with the side
-        negated = [terms.folded < 0 and half != mirrored for half in (False, True)]
-        return _Tracks(terms, [below, below], [False, True], jumps, negated=negated)
-    if not above.any():
-        return _Tracks(terms, [below], [mirrored], jumps)
-    # of a tie both sides have half: that is all for one of them where they agree, and nothing where they cancel
-    constants = below[:, 0], above[:, 0]
-    whole = torch.equal(*constants)
-    halves = jumps and not whole and not torch.equal(constants[0], -constants[1])
-    return _Tracks(terms, [below, above], [mirrored, not mirrored], halves, closed=[False, whole and not halves])
-
-
-def _slope_tracks(terms: Terms) -> _Tracks:
-    """The tracks of the transposed kernel when its slopes are wanted too: mirrored ones change the sign of a slope."""
-    mirrored = [False, True] if terms.folded else [True, False]
-    tables = [terms.below, terms.below if terms.folded else terms.above]
-    number = 2 if terms.folded or terms.above.any() else 1
-    return _Tracks(terms, tables[:number], mirrored[:number], halves=True, negated=mirrored[:number])
-
-
 class _Walk:
     """A sum of rows `(P, N, C)` for targets, taken some heads at a time."""
 
-    def __init__(self, tracks: _Tracks, sources: Lines, targets: Lines, rows: Tensor, extra: Tensor, bandwidth: Tensor):
+    def __init__(
+        self,
+        tracks: _Tracks,
+        sources: Lines,
+        targets: Lines,
+        rows: Tensor,
+        extra: Tensor | None,
+        bandwidth: Bandwidth,
+    ):
         self.tracks, self.sources, self.targets = tracks, sources, targets
         self.width = _width(rows.shape[2], rows.dtype)
-        self.rows, self.extra, self.bandwidth = self.padded(rows), extra.contiguous(), bandwidth.contiguous()
+        self.rows, self.extra = self.padded(rows), extra
+        fixed = isinstance(bandwidth, float)
+        self.bandwidth, self.tau = (None, bandwidth) if fixed else (bandwidth.contiguous(), 0.0)
         self.problems, self.count, self.stride = self.rows.shape
         self.dims, self.number = targets.order.shape[1:]
         self.parts = self.stride // self.width
@@ -227,8 +265,11 @@ class _Walk:
         shape = (self.problems, self.number, self.stride)
         if not constant:
             return self.rows.new_zeros(shape), self.rows.new_zeros(shape[:2])
-        rows, extra = (constant * self.dims * part.sum(1, keepdim=True) for part in (self.rows, self.extra))
-        return rows.repeat(1, self.number, 1), extra.repeat(1, self.number)
+        constant *= self.dims
+        rows = (constant * self.rows.sum(1, keepdim=True)).repeat(1, self.number, 1)
+        if self.extra is None:
+            return rows, self.rows.new_full(shape[:2], constant * self.count)
+        return rows, (constant * self.extra.sum(1, keepdim=True)).repeat(1, self.number)
 
     def no_products(self) -> Tensor:
         """Zeros to add inner products to."""
@@ -270,15 +311,14 @@ class _Walk:
 
     def _run(self, some, i, defines, size, length, some_dims, outputs) -> None:
         """Some heads, and all their tracks or only track i."""
-        tracks = self.tracks
-        number, flags, numbers = tracks.number, (tracks.mirrored, tracks.closed, tracks.negated), tracks.numbers
-        if i is not None:
-            number, flags, numbers = 1, tracks.one(i), tracks.table(i)
+        tracks = self.tracks if i is None else self.tracks.only(i)
+        number, flags = tracks.number, (tracks.mirrored, tracks.closed, tracks.negated)
         heads, blocks, runs = some.stop - some.start, math.ceil(self.count / _BLOCK), math.ceil(self.number / length)
         sources, targets = ([part[some] for part in lines] for lines in (self.sources, self.targets))
-        rows, extra, tau = (part[some] for part in (self.rows, self.extra, self.bandwidth))
-        outputs = [None if part is None else part[some] for part in outputs]
-        table = _table(numbers, rows.device)
+        rows, extra, tau, *outputs = (
+            None if part is None else part[some] for part in (self.rows, self.extra, self.bandwidth, *outputs)
+        )
+        table = _table(tracks.tables, rows.device)
         shape = (number, self.count, self.dims)
         moments = None
         if size is not None:
@@ -286,34 +326,35 @@ class _Walk:
             everything = heads * number * self.dims
             Kernel(_WALK, "summarise", defines)(
                 (math.ceil(everything * blocks / _WARPS), self.parts), 32 * _WARPS, *sources, rows, extra, table, tau,
-                moments, everything, *shape, self.stride, flags[0],
+                self.tau, moments, everything, *shape, self.stride, flags[0],
             )  # fmt: skip
             Kernel(_WALK, "accumulate", defines)(
-                (math.ceil(everything / _WARPS), self.parts), 32 * _WARPS, *sources, table, tau, moments, everything,
-                *shape, flags[0],
+                (math.ceil(everything / _WARPS), self.parts), 32 * _WARPS, *sources, table, tau, self.tau, moments,
+                everything, *shape, flags[0],
             )  # fmt: skip
         for first in range(0, self.dims, some_dims):
             Kernel(_WALK, "walk", defines)(
                 (heads * number * some_dims * runs, self.parts), 32, *sources, *targets, rows, extra, table, tau,
-                moments, *outputs, heads, number, self.count, self.number, self.dims, self.stride, *flags, length,
-                first, some_dims,
+                self.tau, moments, *outputs, heads, number, self.count, self.number, self.dims, self.stride, *flags,
+                length, first, some_dims,
             )  # fmt: skip
 
     def _runs(self, tracks: int, dims: int) -> int:
         """Into how many runs of targets a track is cut: as few as keep the GPU busy and its cache large enough."""
-        properties = torch.cuda.get_device_properties(self.rows.device)
-        warps = properties.multi_processor_count * _RESIDENT
+        processors, cache = _device(self.rows.device)
+        warps = processors * _RESIDENT
         # warps of one head and one run of every track; of the halves of a line each has half the targets
         together = dims * (1 if self.tracks.folded else tracks)
         runs = warps / (together * self.problems * self.parts)
         # rows of the heads that are walked at a time, read and written at random
         head = (self.count + self.number) * self.width * self.rows.element_size()
         heads = min(warps / together, self.problems)
-        if heads * head > properties.L2_cache_size:
-            runs = max(runs, warps * head / (0.6 * properties.L2_cache_size * together))
+        if heads * head > cache:
+            runs = max(runs, warps * head / (0.6 * cache * together))
         return max(1, math.ceil(runs))
 
 
+@functools.lru_cache(maxsize=256)
 def _defines(
     tracks: _Tracks, dtype: torch.dtype, width: int, *, added: bool, multiplied: bool, ordered: bool
 ) -> Defines:
@@ -347,6 +388,13 @@ def _defines(
     )
 
 
+@functools.lru_cache
+def _device(device: torch.device) -> tuple[int, int]:
+    """The number of multiprocessors, and the bytes of the second-level cache."""
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count, properties.L2_cache_size
+
+
 def _width(channels: int, dtype: torch.dtype) -> int:
     """Channels that a warp takes: 32, 64 or 128."""
     if channels <= 32:
@@ -355,5 +403,5 @@ def _width(channels: int, dtype: torch.dtype) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def _table(numbers: tuple[float, ...], device: torch.device) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.float64, device=device)
+def _table(tables: tuple[tuple[float, ...], ...], device: torch.device) -> Tensor:
+    return torch.tensor(tables, dtype=torch.float64, device=device)

@@ -1,6 +1,11 @@
-"""Where to find the walker of a device."""
+"""Where to find the walker of a device, and what it is given."""
 
 from types import ModuleType
+
+from torch import Tensor
+
+# one for every problem, `(P,)`, or the same for all
+Bandwidth = Tensor | float
 
 
 def walker(device: str) -> ModuleType:

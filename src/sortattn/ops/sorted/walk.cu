@@ -279,6 +279,14 @@ struct Rows {
     }
 };
 
+// The extra scalars of a head: all one, if there are none.
+struct Scalars {
+    const real *start;
+
+    __device__ Scalars(const real *scalars, index_t first) : start(scalars ? scalars + first : nullptr) {}
+    __device__ real operator[](int index) const { return start ? start[index] : real(1); }
+};
+
 template <typename T> __device__ inline T sum_lanes(T x) {
 #pragma unroll
     for (int offset = 16; offset; offset >>= 1) x += __shfl_xor_sync(ALL, x, offset);
@@ -295,9 +303,9 @@ template <typename T> struct alignas(sizeof(T) == 4 && POWERS == 1 ? 8 : 16) Sou
 
 // Moments of every block of sources around the first source behind it: (channel blocks, tracks, blocks + 1, SIZE).
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-    summarise(const real *places, const int *order, const real *rows, const real *scalars, const double *table,
-              const double *taus, double *moments, index_t tracks, index_t sides, index_t count, index_t dims,
-              index_t stride, index_t mirrored) {
+    summarise(const real *places, const int *order, const real *rows, const real *weights, const double *table,
+              const double *taus, double tau, double *moments, index_t tracks, index_t sides, index_t count,
+              index_t dims, index_t stride, index_t mirrored) {
     __shared__ Source<partial> lists[WARPS][32];
     index_t blocks = (count + BLOCK - 1) / BLOCK;
     index_t job = blockIdx.x * index_t(WARPS) + threadIdx.x / 32;
@@ -308,7 +316,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     Line line(places, order, p * dims + track % dims, count, mirrored >> side & 1);
     if (FOLDED) line.keep_half(false, lane);
     Rows source_rows(rows + p * count * stride + blockIdx.y * WIDTH, stride, lane);
-    real rate = real(table[TABLE - 1] / taus[p]);
+    real rate = real(table[TABLE - 1] / (taus ? taus[p] : tau));
     int start = int(block * BLOCK), stop = min(start + BLOCK, line.count);
     if (start >= stop) return;
     real origin = line.place(min(stop, line.count - 1));
@@ -320,7 +328,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
         int index = there ? line.index(first + lane) : 0;
         partial z = there ? partial(origin) - partial(line.place(first + lane)) : partial(0), extra[POWERS];
         partial weight = !there ? partial(0) : RATE ? exponential(-partial(rate) * z) : partial(1);
-        partial scalar = there ? scalars[p * count + index] : real(0);
+        partial scalar = there ? Scalars(weights, p * count)[index] : real(0);
         __syncwarp();
         list[lane].index = index;
 #pragma unroll
@@ -349,8 +357,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 // From the moments of every block to those of all sources before it, around its first source; in place. What stands
 // behind the last block are those of all sources.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-    accumulate(const real *places, const int *order, const double *table, const double *taus, double *moments,
-               index_t tracks, index_t sides, index_t count, index_t dims, index_t mirrored) {
+    accumulate(const real *places, const int *order, const double *table, const double *taus, double tau,
+               double *moments, index_t tracks, index_t sides, index_t count, index_t dims, index_t mirrored) {
     index_t blocks = (count + BLOCK - 1) / BLOCK;
     index_t track = blockIdx.x * index_t(WARPS) + threadIdx.x / 32;
     int lane = threadIdx.x % 32;
@@ -358,7 +366,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     index_t p = track / dims / sides, side = track / dims % sides;
     Line line(places, order, p * dims + track % dims, count, mirrored >> side & 1);
     if (FOLDED) line.keep_half(false, lane);
-    double rate = table[TABLE - 1] / taus[p];
+    double rate = table[TABLE - 1] / (taus ? taus[p] : tau);
     double *place = moments + (blockIdx.y * tracks + track) * (blocks + 1) * SIZE, *behind = place + blocks * SIZE;
     int last = line.count - 1, number = (line.count + BLOCK - 1) / BLOCK;
     Numbers<double> state, next;
@@ -464,14 +472,15 @@ __device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" :::
 // They are added to `out (heads, targets, stride)` and `out_extra (heads, targets)`. With PRODUCTS they are multiplied
 // instead with such rows `others` and scalars `other_extra`, and the inner products are added to `products (heads,
 // targets, dims)`. With SLOPES the sums are added, and their derivatives by the targets multiplied.
-// Bits of `mirrored`, `closed` (ties count) and `negated` are for the sides. `sums` are those of `accumulate`, or null
+// Weights and bandwidths may be null, for ones and for `tau`. Bits of `mirrored`, `closed` (ties count) and `negated`
+// are for the sides. `sums` are those of `accumulate`, or null
 // if every run is a whole track.
 extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     walk(const real *source_places, const int *source_order, const real *target_places, const int *target_order,
-         const real *rows, const real *scalars, const double *table, const double *taus, const double *sums, real *out,
-         real *out_extra, const real *others, const real *other_extra, real *products, index_t heads, index_t sides,
-         index_t count, index_t number, index_t dims, index_t stride, index_t mirrored, index_t closed, index_t negated,
-         index_t length, index_t first_dim, index_t some_dims) {
+         const real *rows, const real *weights, const double *table, const double *taus, double tau, const double *sums,
+         real *out, real *out_extra, const real *others, const real *other_extra, real *products, index_t heads,
+         index_t sides, index_t count, index_t number, index_t dims, index_t stride, index_t mirrored, index_t closed,
+         index_t negated, index_t length, index_t first_dim, index_t some_dims) {
     // behind the last source of a list stand some with a weight of zero
     __shared__ Source<real> sources[LIST + CHUNK];
     __shared__ Target targets[33];
@@ -488,12 +497,12 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     Rows source_rows(rows + p * count * stride + blockIdx.y * WIDTH, stride, lane);
     char *outputs = reinterpret_cast<char *>(out + p * number * stride + blockIdx.y * WIDTH + lane * VEC);
     out_extra += p * number;
+    Scalars target_scalars(other_extra, p * number);
     others += p * number * stride + blockIdx.y * WIDTH;
-    other_extra += p * number;
-    scalars += p * count;
+    Scalars scalars(weights, p * count);
     bool negative = negated >> side_number & 1;
     Side side;
-    side.read(table + side_number * TABLE, taus[p], closed >> side_number & 1);
+    side.read(table + side_number * TABLE, taus ? taus[p] : tau, closed >> side_number & 1);
     if (lane == 0) nodes = side;
     Line source_line(source_places, source_order, p * dims + d, count, mirrored >> side_number & 1);
     Line target_line(target_places, target_order, p * dims + d, number, mirrored >> side_number & 1);
@@ -880,7 +889,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         }
         // the extra scalar belongs to the first block of channels
         if (MULTIPLIED && in) {
-            if (blockIdx.y == 0) product += (SLOPES ? extra_slope : extra) * other_extra[target];
+            if (blockIdx.y == 0) product += (SLOPES ? extra_slope : extra) * target_scalars[target];
             add_to(products + (p * number + target) * dims + d, negative ? -product : product);
         }
         if (ADDED && in && blockIdx.y == 0) add_to(out_extra + target, extra);
