@@ -1,6 +1,7 @@
 """The sorted backend on NVIDIA GPUs: the walker of walk.cu, launched for heads, blocks of channels and both sides."""
 
 import functools
+import itertools
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -287,9 +288,11 @@ class _Walk:
         if not (self.problems and self.number and self.count and self.dims and self.stride):
             return
         ordered = torch.are_deterministic_algorithms_enabled()
-        # without atomics, track by track and dimension by dimension: a target then has one warp at a time
-        alone = ordered and out is not None
-        tracks, dims = (1, 1) if alone else (self.tracks.number, self.dims)
+        # without atomics a target has one warp at a time: track by track; sums also dimension by dimension, and inner
+        # products one block of channels after the other
+        tracks = 1 if ordered else self.tracks.number
+        dims = 1 if ordered and out is not None else self.dims
+        parts = 1 if ordered and products is not None else self.parts
         runs = self._runs(tracks, dims)
         length = max(_SHORT, math.ceil(self.number / runs / 32) * 32)
         blocks = math.ceil(self.count / _BLOCK)
@@ -306,10 +309,10 @@ class _Walk:
         outputs = (out, out_extra, others, other_extra, products)
         with torch.cuda.device(self.rows.device):
             for some in [slice(0, self.problems)] if whole else _groups(self.problems, 8 * size, self.rows):
-                for i in range(self.tracks.number) if alone else (None,):
-                    self._run(some, i, defines, None if whole else size, length, dims, outputs)
+                for i in range(self.tracks.number) if ordered else (None,):
+                    self._run(some, i, defines, None if whole else size, length, dims, parts, outputs)
 
-    def _run(self, some, i, defines, size, length, some_dims, outputs) -> None:
+    def _run(self, some, i, defines, size, length, some_dims, some_parts, outputs) -> None:
         """Some heads, and all their tracks or only track i."""
         tracks = self.tracks if i is None else self.tracks.only(i)
         number, flags = tracks.number, (tracks.mirrored, tracks.closed, tracks.negated)
@@ -332,11 +335,11 @@ class _Walk:
                 (math.ceil(everything / _WARPS), self.parts), 32 * _WARPS, *sources, table, tau, self.tau, moments,
                 everything, *shape, flags[0],
             )  # fmt: skip
-        for first in range(0, self.dims, some_dims):
+        for first, part in itertools.product(range(0, self.dims, some_dims), range(0, self.parts, some_parts)):
             Kernel(_WALK, "walk", defines)(
-                (heads * number * some_dims * runs, self.parts), 32, *sources, *targets, rows, extra, table, tau,
+                (heads * number * some_dims * runs, some_parts), 32, *sources, *targets, rows, extra, table, tau,
                 self.tau, moments, *outputs, heads, number, self.count, self.number, self.dims, self.stride, *flags,
-                length, first, some_dims,
+                length, first, some_dims, part,
             )  # fmt: skip
 
     def _runs(self, tracks: int, dims: int) -> int:

@@ -473,14 +473,14 @@ __device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" :::
 // instead with such rows `others` and scalars `other_extra`, and the inner products are added to `products (heads,
 // targets, dims)`. With SLOPES the sums are added, and their derivatives by the targets multiplied.
 // Weights and bandwidths may be null, for ones and for `tau`. Bits of `mirrored`, `closed` (ties count) and `negated`
-// are for the sides. `sums` are those of `accumulate`, or null
+// are for the sides; a block has one block of channels, from `first_part` on. `sums` are those of `accumulate`, or null
 // if every run is a whole track.
 extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     walk(const real *source_places, const int *source_order, const real *target_places, const int *target_order,
          const real *rows, const real *weights, const double *table, const double *taus, double tau, const double *sums,
          real *out, real *out_extra, const real *others, const real *other_extra, real *products, index_t heads,
          index_t sides, index_t count, index_t number, index_t dims, index_t stride, index_t mirrored, index_t closed,
-         index_t negated, index_t length, index_t first_dim, index_t some_dims) {
+         index_t negated, index_t length, index_t first_dim, index_t some_dims, index_t first_part) {
     // behind the last source of a list stand some with a weight of zero
     __shared__ Source<real> sources[LIST + CHUNK];
     __shared__ Target targets[33];
@@ -490,15 +490,16 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     __shared__ Side nodes;
     __shared__ int places[KEPT];
     int lane = threadIdx.x;
+    index_t channels = first_part + blockIdx.y;
     index_t runs = (number + length - 1) / length;
     int run = int(blockIdx.x % runs);
     index_t d = first_dim + blockIdx.x / runs % some_dims, rest = blockIdx.x / runs / some_dims;
     index_t side_number = rest % sides, p = rest / sides;
-    Rows source_rows(rows + p * count * stride + blockIdx.y * WIDTH, stride, lane);
-    char *outputs = reinterpret_cast<char *>(out + p * number * stride + blockIdx.y * WIDTH + lane * VEC);
+    Rows source_rows(rows + p * count * stride + channels * WIDTH, stride, lane);
+    char *outputs = reinterpret_cast<char *>(out + p * number * stride + channels * WIDTH + lane * VEC);
     out_extra += p * number;
     Scalars target_scalars(other_extra, p * number);
-    others += p * number * stride + blockIdx.y * WIDTH;
+    others += p * number * stride + channels * WIDTH;
     Scalars scalars(weights, p * count);
     bool negative = negated >> side_number & 1;
     Side side;
@@ -549,7 +550,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             bool there = n + lane < last;
             int index = there ? source_line.index(n + lane) : 0;
             real scalar = there ? scalars[index] : real(0), weight[POWERS];
-            real t = there && !at_zero ? source_line.place(n + lane) : real(0);
+            real t = at_zero ? real(0) : there ? source_line.place(n + lane) : origin;
             nodes.weights(j, origin - t - nodes.node[j], weight);
             __syncwarp();
             sources[lane].index = index;
@@ -583,7 +584,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         }
         __syncwarp();
         index_t blocks = (count + BLOCK - 1) / BLOCK, track = (p * sides + side_number) * dims + d;
-        const double *before = sums + (blockIdx.y * heads * sides * dims + track) * (blocks + 1) * SIZE;
+        const double *before = sums + (channels * heads * sides * dims + track) * (blocks + 1) * SIZE;
         if (FOLDED && sums) {
             Numbers<double> all;
             real weight[POWERS];
@@ -889,10 +890,10 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         }
         // the extra scalar belongs to the first block of channels
         if (MULTIPLIED && in) {
-            if (blockIdx.y == 0) product += (SLOPES ? extra_slope : extra) * target_scalars[target];
+            if (channels == 0) product += (SLOPES ? extra_slope : extra) * target_scalars[target];
             add_to(products + (p * number + target) * dims + d, negative ? -product : product);
         }
-        if (ADDED && in && blockIdx.y == 0) add_to(out_extra + target, extra);
+        if (ADDED && in && channels == 0) add_to(out_extra + target, extra);
         __syncwarp();
         return true;
     };
