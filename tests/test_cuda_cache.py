@@ -50,6 +50,24 @@ def test_another_source_macro_or_architecture_is_another_kernel(folder, source, 
     assert len(compiled) == len(cuda.files()) == 4
 
 
+def test_a_file_that_is_included_counts_as_a_part_of_the_source(folder, source, compiled):
+    source.write_text('#include "factor.cu"\n' + SOURCE)
+    source.with_name("factor.cu").write_text("#define FACTOR 2\n")
+    cuda.cubin(source, (), "sm_90")
+    source.with_name("factor.cu").write_text("#define FACTOR 3\n")
+    cuda.cubin(source, (), "sm_90")
+    assert len(compiled) == 2
+
+
+def test_an_error_in_a_file_that_is_included_shows_its_line(folder, source):
+    source.write_text('\n#include "factor.cu"\nint broken = somewhere;\n')
+    source.with_name("factor.cu").write_text("\n\n\nint broken = nowhere;\n")
+    with pytest.raises(cuda.CompileError) as error:
+        cuda.cubin(source, (), "sm_90")
+    assert "factor.cu(4)" in str(error.value)
+    assert "scale.cu(3)" in str(error.value)
+
+
 @pytest.mark.parametrize("damage", [lambda code: b"", lambda code: code[:-100], lambda code: b"x" + code[1:]])
 def test_a_damaged_file_is_compiled_anew(folder, source, compiled, damage):
     code = cuda.cubin(source, DEFINES, "sm_90")

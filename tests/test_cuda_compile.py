@@ -49,9 +49,13 @@ def test_tiled_kernels_for_float64_and_wide_heads_compile(name):
     compile_all([*passes(name, torch.float32, True), *passes(name, torch.float64, False)], ["sm_90"])
 
 
+def test_the_look_through_the_inputs_compiles():
+    compile_all([cuda.survey_of(dtype) for dtype in cuda.ROWS], ARCHITECTURES)
+
+
 def test_all_entries_of_a_pass_are_compiled_together():
     kernel = cuda.kernel_of("backward_query", "spline", torch.float32, False)
     code = cubin(kernel.source, kernel.defines, "sm_90")
-    for entry in ("backward_query", "backward_key", "backward_table"):
+    for entry in ("backward_query", "backward_key", "backward_table", "backward_quotient"):
         assert cuda.kernel_of(entry, "spline", torch.float32, False).defines == kernel.defines
         assert entry.encode() in code

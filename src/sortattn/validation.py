@@ -45,7 +45,8 @@ class Problem:
 
     def restore(self, rows: Tensor) -> Tensor:
         """Bring `(P, M, ...)` rows back to the caller's leading dimensions and dtype."""
-        return rows.to(self.dtype).reshape(*self.leading, self.rows, *rows.shape[2:])
+        rows = rows if rows.dtype == self.dtype else rows.to(self.dtype)
+        return rows.reshape(*self.leading, self.rows, *rows.shape[2:])
 
 
 def make_problem(
@@ -75,7 +76,8 @@ def make_problem(
 
     dtype = query.dtype
     working = torch.float64 if dtype == torch.float64 else torch.float32
-    query, key, value = query.to(working), key.to(working), value.to(working)
+    if dtype != working:
+        query, key, value = query.to(working), key.to(working), value.to(working)
     rows, columns = query.shape[-2], key.shape[-2]
     shared = leading if group == 1 else (*leading[:-1], leading[-1] // group)
     # not -1, which a reshape cannot infer where there is no query, key or channel

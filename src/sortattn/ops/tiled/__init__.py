@@ -5,14 +5,20 @@
 there is one, and else block by block through the dense formula.
 """
 
+from weakref import WeakKeyDictionary
+
 import torch
 from torch import Tensor
 
 from ...kernels import ExponentialKernel, Gauss, Kernel, Softmax
 from ...normalise import poisoned
 from ...validation import Problem
+from ..direct import plain
 from . import cuda
 from .api import tiled_sum_directly
+
+# the numbers of kernels on CUDA devices, and of which tensors in which state they are a copy
+_copies: WeakKeyDictionary[Kernel, tuple[tuple, Tensor]] = WeakKeyDictionary()
 
 
 def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
@@ -59,12 +65,24 @@ def _sdpa(problem: Problem, kernel: Softmax | Gauss) -> Tensor:
 
 def _sum(problem: Problem, kernel: Kernel, query: Tensor, key: Tensor, normalised: bool) -> Tensor:
     fixed = isinstance(problem.bandwidth, float)
-    parameters = kernel.parameters()
-    if parameters is not None:
-        # here and not in the operator: a gradient goes back to where the parameters are only if somebody asks for it
-        parameters = parameters.to(query.device)
     rows, _, _ = tiled_sum_directly(
-        query, key, problem.value, problem.weight, None if fixed else problem.bandwidth, parameters,
+        query, key, problem.value, problem.weight, None if fixed else problem.bandwidth, _parameters(kernel, query),
         problem.bandwidth if fixed else 0.0, kernel.name, problem.causal, problem.group, normalised,
     )  # fmt: skip
     return rows
+
+
+def _parameters(kernel: Kernel, query: Tensor) -> Tensor | None:
+    """The numbers of a kernel where the queries are."""
+    tensors = [part for part in vars(kernel).values() if isinstance(part, Tensor)]
+    # here and not in the operator: a gradient goes back to where the parameters are only if somebody asks for it
+    if not query.is_cuda or not plain(query, *tensors) or any(part.requires_grad for part in tensors):
+        parameters = kernel.parameters()
+        return None if parameters is None else parameters.to(query.device)
+    # a copy waits for the device, and no graph can hold it: one is made as often as the tensors change
+    state = query.device, *((id(part), part._version) for part in tensors)
+    found = _copies.get(kernel)
+    if found is None or found[0] != state:
+        parameters = kernel.parameters()
+        found = _copies[kernel] = state, None if parameters is None else parameters.to(query.device)
+    return found[1]

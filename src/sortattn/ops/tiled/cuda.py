@@ -28,9 +28,11 @@ _THREADS = 128
 # three blocks of this size fit into a multiprocessor of Hopper, two into one of Ampere, one into smaller ones
 _SHARED = 72 << 10
 # of the forward pass in float32: factors of e^-|s - t| take twice the room
-_TILES, _FACTORS = 73 << 10, 105 << 10
+_TILES, _FACTORS = 73 << 10, 98 << 10
 # columns that are summed at a time, and the most of them
 _CHUNK, _WIDEST = 64, 256
+# heads that every block of the forward pass looks through by itself
+_SHORT = 160
 # blocks that look through the inputs, and numbers that one of them takes at least
 _LOOKING, _LOOK = 1024, 4096
 
@@ -56,7 +58,8 @@ def kernel_of(entry: str, kernel: str, dtype: torch.dtype, wide: bool) -> Kernel
         ("EPSILON", repr(RIESZ_EPSILON)),
     )
     if entry == "forward" and dtype == torch.float32:
-        blocks = 2 if wide or kernel == AddLaplace.name else 3
+        # those that hold more, of factors or of sums in integers, have twice the registers
+        blocks = 2 if wide or kernel in (AddLaplace.name, AddRiesz.name, Laplace.name) else 3
         return Kernel(_FORWARD, entry, (*defines, ("BLOCKS", blocks), ("SHARED", shared_of(entry, kernel, dtype))))
     defines += (("OWN", ROWS[dtype]), ("SHARED", _SHARED), ("BLOCKS", 3 if dtype == torch.float32 else 1))
     return Kernel(_TILED, entry, (*defines, ("FORWARD", 1)) if entry == "forward" else defines)
@@ -104,8 +107,10 @@ class _Call:
         shared = shared_of(entry, self.kernel, self.dtype)
         kernel((self.problems * self.blocks(rows), passes), _THREADS, *arguments, shared=shared)
 
-    def survey(self) -> tuple[Tensor, int]:
-        """What `survey.cu` finds in the inputs, and in how many slices."""
+    def survey(self) -> tuple[Tensor | None, int]:
+        """What `survey.cu` finds in the inputs, and in how many slices; None if blocks look for themselves."""
+        if self.group == 1 and self.dtype == torch.float32 and max(self.rows, self.columns) <= _SHORT:
+            return None, 0
         parts = self.problems * (self.group + 2)
         numbers = max(self.each * self.dims, self.columns * self.dims, self.columns * self.channels)
         slices = max(1, min(-(-_LOOKING // max(parts, 1)), numbers // _LOOK))

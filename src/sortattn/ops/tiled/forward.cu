@@ -15,7 +15,10 @@
 constexpr int THREADS = 128, ROW_WARPS = 2;
 constexpr int OWN = 64, OTHER = 64;
 // columns of a tile; four more keep the rows of neighbouring threads in different banks
-constexpr int WIDTH = 64, STRIDE = WIDTH + 4, POINTS = (FACTORS ? 2 : 1) * WIDTH + 4;
+constexpr int WIDTH = 64, STRIDE = WIDTH + 4;
+// Of 16 dimensions, 12 are two factors each and 4 are points, whose exponential a third pipe takes: 28 numbers.
+constexpr int GROUP = 16, FACTOR_DIMS = 12, NUMBERS = 2 * FACTOR_DIMS + GROUP - FACTOR_DIMS;
+constexpr int POINTS = (FACTORS ? WIDTH / GROUP * NUMBERS : WIDTH) + 4;
 constexpr bool WIDE = CHUNKS > 1;
 // |s - t| of integers is one instruction with its sum, on another pipe than float's two: of four dimensions three are
 // taken so, which keeps both pipes busy
@@ -33,7 +36,8 @@ struct Shared {
     float origin[CHUNKS * WIDTH];
     float own_norm[OWN], other_norm[OTHER];
     // one, or NaN
-    float poison[OWN];
+    float spoilt[OWN];
+    Found parts[2][THREADS / 32];
     int own_mark[OWN], other_mark[OTHER];
     // of all marks
     int least, most;
@@ -133,18 +137,24 @@ inline void change(Shared &shared, const float *raw, int column, const Setting &
         }
         if constexpr (FACTORS) {
             if (setting.quick) {
-                float rate = KEYS ? -setting.numbers.rate : setting.numbers.rate;
-                float y[8];
+                float *place = to + at / GROUP * NUMBERS;
+                if (at % GROUP == FACTOR_DIMS) {
+                    for (int e = 0; e < 4; ++e)
+                        // a dimension beyond the last adds nothing
+                        x[e] = KEYS && column + at + e >= setting.dims ? infinity() : x[e] * setting.numbers.rate;
+                    *reinterpret_cast<float4 *>(place + 2 * FACTOR_DIMS) = {x[0], x[1], x[2], x[3]};
+                } else {
+                    float y[8];
 #pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    // a dimension beyond the last adds nothing
-                    bool inside = column + at + e < setting.dims;
-                    y[2 * e] = inside ? power_of_two(x[e] * rate) : 0.0f;
-                    y[2 * e + 1] = inside ? power_of_two(-x[e] * rate) : 0.0f;
+                    for (int e = 0; e < 4; ++e) {
+                        bool inside = column + at + e < setting.dims;
+                        y[2 * e] = inside ? power_of_two(x[e] * setting.numbers.rate) : 0.0f;
+                        y[2 * e + 1] = inside ? power_of_two(-x[e] * setting.numbers.rate) : 0.0f;
+                    }
+                    float4 *both = reinterpret_cast<float4 *>(place + at % GROUP * 2);
+                    both[0] = {y[0], y[1], y[2], y[3]};
+                    both[1] = {y[4], y[5], y[6], y[7]};
                 }
-                float4 *place = reinterpret_cast<float4 *>(to + 2 * at);
-                place[0] = {y[0], y[1], y[2], y[3]};
-                place[1] = {y[4], y[5], y[6], y[7]};
                 continue;
             }
             if (KEYS)
@@ -175,35 +185,28 @@ inline int distance_and_sum(float s, float t, int sum) {
     return result;
 }
 
-// sum += e^-|s - t| from e^s, e^-s and e^-t, e^t: one comparison, and one of two products
-inline void add_lesser(float &sum, float up, float down, float other_up, float other_down) {
-    asm("{.reg .pred below;"
-        "setp.lt.f32 below, %1, %4;"
-        "@below fma.rn.f32 %0, %1, %3, %0;"
-        "@!below fma.rn.f32 %0, %2, %4, %0;}"
-        : "+f"(sum)
-        : "f"(up), "f"(down), "f"(other_up), "f"(other_down));
-}
-
-// op(r, j, own, other) for `count` numbers of the rows, N at a time
-template <int N, class Op> inline void pairs(const Shared &shared, int count, Op op) {
+// op(r, j, own, other) for N numbers of the rows from `d` on
+template <int N, class Op> inline void pairs_at(const Shared &shared, int d, Op op) {
     struct alignas(4 * N) Vector {
         float x[N];
     };
     Place place;
     const float *own = shared.query + place.row(0) * POINTS, *other = shared.key + place.column(0) * POINTS;
-#pragma unroll 1
-    for (int d = 0; d < count; d += N) {
-        Vector mine[4];
+    Vector mine[4];
 #pragma unroll
-        for (int r = 0; r < 4; ++r) mine[r] = *reinterpret_cast<const Vector *>(own + r * 8 * POINTS + d);
+    for (int r = 0; r < 4; ++r) mine[r] = *reinterpret_cast<const Vector *>(own + r * 8 * POINTS + d);
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            Vector yours = *reinterpret_cast<const Vector *>(other + (j / 2 * 8 + j % 2) * POINTS + d);
+    for (int j = 0; j < 8; ++j) {
+        Vector yours = *reinterpret_cast<const Vector *>(other + (j / 2 * 8 + j % 2) * POINTS + d);
 #pragma unroll
-            for (int r = 0; r < 4; ++r) op(r, j, mine[r].x, yours.x);
-        }
+        for (int r = 0; r < 4; ++r) op(r, j, mine[r].x, yours.x);
     }
+}
+
+// the same for `count` numbers of the rows, N at a time
+template <int N, class Op> inline void pairs(const Shared &shared, int count, Op op) {
+#pragma unroll 1
+    for (int d = 0; d < count; d += N) pairs_at<N>(shared, d, op);
 }
 
 // sums += what `count` dimensions add
@@ -225,10 +228,27 @@ inline void add_terms(const Shared &shared, int count, const Setting &setting, f
     }
     if constexpr (FACTORS) {
         if (setting.quick) {
-            pairs<4>(shared, 2 * count, [&](int r, int j, const float *own, const float *other) {
-                add_lesser(sums[r][j], own[0], own[1], other[0], other[1]);
-                add_lesser(sums[r][j], own[2], own[3], other[2], other[3]);
-            });
+            // e^-|s - t| is the lesser of e^s and e^t times the lesser of e^-s and e^-t
+            auto lesser = [&](int r, int j, const float *own, const float *other) {
+#pragma unroll
+                for (int e = 0; e < 4; e += 2)
+                    sums[r][j] = fmaf(fminf(own[e], other[e]), fminf(own[e + 1], other[e + 1]), sums[r][j]);
+            };
+            auto exponential = [&](int r, int j, const float *own, const float *other) {
+                float fresh[4];
+#pragma unroll
+                for (int e = 0; e < 4; ++e) fresh[e] = power_of_two(-fabsf(own[e] - other[e]));
+                sums[r][j] += (fresh[0] + fresh[1]) + (fresh[2] + fresh[3]);
+            };
+#pragma unroll 1
+            for (int d = 0; d < (count + GROUP - 1) / GROUP * NUMBERS; d += NUMBERS) {
+                // in the middle of the others, so that both pipes have work
+#pragma unroll
+                for (int at = 0; at < FACTOR_DIMS; at += 4) pairs_at<4>(shared, d + at, lesser);
+                pairs_at<4>(shared, d + 2 * FACTOR_DIMS, exponential);
+#pragma unroll
+                for (int at = FACTOR_DIMS; at < 2 * FACTOR_DIMS; at += 4) pairs_at<4>(shared, d + at, lesser);
+            }
             return;
         }
     }
@@ -274,38 +294,59 @@ inline float unit(const Numbers &numbers) {
 
 // ---- products with the values
 
-// Three products of halves lose no more digits than float32 does. Tensor cores truncate their sums: these are short.
+// The largest score of each row as a power of two, of the warp's part of a tile; small rows keep their digits by it.
+inline int exponent_of(float most) {
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+    return max(__float_as_int(most) >> 23, 30);
+}
+
+// Halves have 11 digits, so two of them 22: three products lose hardly more than float32 does. Rows are scaled to what
+// halves can hold, and back as they are added. Tensor cores truncate their sums: these are short.
 inline void add_rows(const Shared &shared, const float (&scores)[4][8], float (&running)[2][8][4]) {
     Place place;
-    unsigned large[4][2][4], small[4][2][4];
+    float up[4], down[4];
 #pragma unroll
-    for (int s = 0; s < 4; ++s)
+    for (int r = 0; r < 4; ++r) {
+        float most = 0;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) most = fmaxf(most, fabsf(scores[r][j]));
+        int exponent = exponent_of(most);
+        up[r] = __int_as_float((2 * 127 + 13 - exponent) << 23), down[r] = __int_as_float((exponent - 13) << 23);
+    }
+    unsigned large[2][2][4], small[2][2][4];
+#pragma unroll
+    for (int s = 0; s < 2; ++s)
 #pragma unroll
         for (int i = 0; i < 2; ++i)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) split(scores[2 * i + e % 2][2 * s + e / 2], large[s][i][e], small[s][i][e]);
+            for (int e = 0; e < 4; ++e) {
+                int r = 2 * i + e % 2, j = 4 * s + e / 2 * 2;
+                split(scores[r][j] * up[r], scores[r][j + 1] * up[r], large[s][i][e], small[s][i][e]);
+            }
     // column n of product j is column 2 n + 16 (j / 2) + j % 2: a thread reads two neighbours, and writes four
     const float *rows = shared.value + place.column(0) * STRIDE + 2 * place.g;
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
         float fresh[2][2][4] = {};
 #pragma unroll
-        for (int s = 0; s < 4; ++s) {
+        for (int s = 0; s < 2; ++s) {
             unsigned more[2][2], less[2][2];
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
-                float2 found = *reinterpret_cast<const float2 *>(rows + (s * 8 + e) * STRIDE + c * 16);
-                split(found.x, more[0][e], less[0][e]);
-                split(found.y, more[1][e], less[1][e]);
+                const float *from = rows + (s * 16 + e * 8) * STRIDE + c * 16;
+                float2 one = *reinterpret_cast<const float2 *>(from);
+                float2 next = *reinterpret_cast<const float2 *>(from + STRIDE);
+                split(one.x, next.x, more[0][e], less[0][e]);
+                split(one.y, next.y, more[1][e], less[1][e]);
             }
 #pragma unroll
             for (int i = 0; i < 2; ++i)
 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
-                    float (&sum)[4] = fresh[i][j];
-                    multiply(sum[0], sum[1], sum[2], sum[3], large[s][i], less[j]);
-                    multiply(sum[0], sum[1], sum[2], sum[3], small[s][i], more[j]);
-                    multiply(sum[0], sum[1], sum[2], sum[3], large[s][i], more[j]);
+                    multiply_halves(fresh[i][j], large[s][i], less[j]);
+                    multiply_halves(fresh[i][j], small[s][i], more[j]);
+                    multiply_halves(fresh[i][j], large[s][i], more[j]);
                 }
         }
 #pragma unroll
@@ -313,7 +354,10 @@ inline void add_rows(const Shared &shared, const float (&scores)[4][8], float (&
 #pragma unroll
             for (int j = 0; j < 2; ++j)
 #pragma unroll
-                for (int e = 0; e < 4; ++e) running[i][c * 2 + j][e] += fresh[i][j][e];
+                for (int e = 0; e < 4; ++e) {
+                    float &sum = running[i][c * 2 + j][e];
+                    sum = fmaf(fresh[i][j][e], down[2 * i + e / 2], sum);
+                }
     }
 }
 
@@ -323,7 +367,7 @@ inline float4 held(const float (&running)[2][8][4], int i, int h, int c) {
             running[i][2 * c + 1][2 * h + 1]};
 }
 
-// values that are all tiny are multiplied where they lie
+// values that halves cannot hold, or not with all their digits, are multiplied where they lie
 inline void lift_values(Shared &shared) {
     if (shared.lift == 1) return;
     for (int i = threadIdx.x; i < OTHER * WIDTH; i += THREADS) shared.value[i / WIDTH * STRIDE + i % WIDTH] *= shared.lift;
@@ -360,30 +404,63 @@ inline void exponentiate(float (&scores)[4][8], float (&shift)[4], float (&total
 
 // ---- the kernel
 
-// marks and poison of the own rows, the extent of the head; a barrier follows
-inline void look_around(Shared &shared, const Found *found, const float *key, int first, long long rows,
-                        long long columns, long long dims, long long each, bool causal, int group, int slices) {
+// what this thread finds in rows of a matrix
+inline void look_at(const Rows &rows, const float *origin, Found &found) {
+    int count = rows.count * rows.width;
+    if (rows.whole)
+#pragma unroll 4
+        for (int i = threadIdx.x * 4; i < count; i += THREADS * 4) {
+            float4 x = *reinterpret_cast<const float4 *>(rows.start + i);
+            const float *from = origin + (origin ? i % rows.width : 0);
+            look(x.x, origin ? from[0] : 0.0f, found), look(x.y, origin ? from[1] : 0.0f, found);
+            look(x.z, origin ? from[2] : 0.0f, found), look(x.w, origin ? from[3] : 0.0f, found);
+        }
+    else
+        for (int i = threadIdx.x; i < count; i += THREADS) look(rows.start[i], origin ? origin[i % rows.width] : 0.0f, found);
+}
+
+// The extent of the head's points and of its values, and which rows hold what is no number: from what survey.cu found
+// or, in a short head, by looking at all of it. A barrier follows.
+inline void look_around(Shared &shared, const Found *found, const Rows &queries, const Rows &keys, const Rows &values,
+                        int first, int each, int group, int slices) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    Found points = {}, numbers = {};
+    if (found) {
+        int parts = (group + 2) * slices;
+        for (int i = lane; warp == 0 && i < parts; i += 32) {
+            bool value = i >= parts - slices;
+            // of grouped heads, which have their own queries, below
+            Found part = found[i];
+            if (group > 1 && i < group * slices) part.largest = 0;
+            join(value ? numbers : points, part);
+        }
+    } else {
+        const float *origin = ORIGIN && keys.count ? keys.start : nullptr;
+        look_at(queries, origin, points);
+        look_at(keys, origin, points);
+        look_at(values, nullptr, numbers);
+    }
+    points = join_lanes(points), numbers = join_lanes(numbers);
+    if (lane == 0) shared.parts[0][warp] = points, shared.parts[1][warp] = numbers;
+    __syncthreads();
+    for (int w = 0; w < THREADS / 32; ++w)
+        if (w != warp) join(points, shared.parts[0][w]), join(numbers, shared.parts[1][w]);
     int thread = threadIdx.x;
     if (thread < OWN) {
-        long long row = first + thread < rows ? first + thread : rows - 1;
-        // rows beyond the last see what it sees, and are not written
-        shared.own_mark[thread] = query_mark(row, rows, columns, each, causal);
-        shared.poison[thread] = poison(found, row / each, group, slices);
-    } else if (thread < OWN + 32) {
-        int lane = thread % 32, parts = (group + 1) * slices;
-        float reach = 0, sum = 0;
-        for (int i = lane; i < parts; i += 32) reach = fmaxf(reach, found[i].reach), sum += found[i].sum;
-        for (int x = 16; x; x /= 2) {
-            reach = fmaxf(reach, __shfl_xor_sync(~0u, reach, x));
-            sum += __shfl_xor_sync(~0u, sum, x);
-        }
-        if (lane == 0) {
-            shared.reach = reach, shared.mean = sum / ((rows + columns) * dims);
-            shared.lift = largest(found + parts, slices) < TINY ? LIFT : 1.0f;
-        }
+        float most = fmaxf(points.largest, numbers.largest);
+        int row = min(first + thread, queries.count - 1);
+        if (group > 1) most = fmaxf(most, largest(found + row / each * slices, slices));
+        shared.spoilt[thread] = poison(most);
+    }
+    if (thread == 0) {
+        int exponent;
+        frexp(numbers.largest, &exponent);
+        shared.lift = exponent > 0 && exponent < 16 ? 1.0f : ldexp(1.0f, min(12 - exponent, 126));
+        shared.reach = points.reach;
+        shared.mean = points.sum / (float(queries.count + keys.count) * keys.width);
     }
     for (int d = thread; ORIGIN && d < CHUNKS * WIDTH; d += THREADS)
-        shared.origin[d] = d < dims && columns ? key[d] : 0.0f;
+        shared.origin[d] = d < keys.width && keys.count ? keys.start[d] : 0.0f;
 }
 
 inline Setting settle(const Shared &shared, Numbers numbers, int dims) {
@@ -408,10 +485,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             long long columns, long long dims, long long channels, long long each, long long causal, long long count,
             long long normalised, long long slices, double tau) {
     Shared &shared = *reinterpret_cast<Shared *>(memory);
-    long long tiles = (rows + OWN - 1) / OWN, p = blockIdx.x / tiles;
+    unsigned tiles = (rows + OWN - 1) / OWN;
+    long long p = blockIdx.x / tiles;
     // the last tiles first: with a causal mask they have the most to do
     int first = (tiles - 1 - blockIdx.x % tiles) * OWN;
-    int group = rows / each;
+    int group = unsigned(rows) / unsigned(each);
     Rows queries(query + p * rows * dims, rows, dims), keys(key + p * columns * dims, columns, dims);
     Rows values(value + p * columns * channels, columns, channels);
     const float *weights = weight ? weight + p * columns : nullptr;
@@ -419,7 +497,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         queries.fetch(shared.value, first, 0);
         keys.fetch(shared.raw, 0, 0);
     }
-    look_around(shared, found + p * (group + 2) * slices, keys.start, first, rows, columns, dims, each, causal, group,
+    if (threadIdx.x < OWN) {
+        // rows beyond the last see what it sees, and are not written
+        int row = min(first + int(threadIdx.x), int(rows) - 1);
+        shared.own_mark[threadIdx.x] = query_mark(row, rows, columns, each, causal);
+    }
+    look_around(shared, found ? found + p * (group + 2) * slices : nullptr, queries, keys, values, first, each, group,
                 slices);
     arrive();
     __syncthreads();
@@ -539,7 +622,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             factor[r] = 1;
         total[r] = (total[r] + other) * unit(setting.numbers);
     }
-    float *matrix = out + p * rows * channels;
+    float *matrix = out + p * rows * channels, scale = unit(setting.numbers) / shared.lift;
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
         if (chunk * WIDTH >= channels) break;
@@ -562,8 +645,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             // as in normalise.py; what divides is made after the sums, which may be as small
             bool empty = fabsf(total[r]) < 0x1p-126f;
             float inverse = normalised ? (empty ? 0.0f : 1 / total[r]) : 1.0f;
-            inverse *= shared.poison[row];
-            float scale = unit(setting.numbers) / shared.lift;
+            inverse *= shared.spoilt[row];
 #pragma unroll
             for (int c = 0; c < 4; ++c) {
                 float4 mine = held(running[chunk], r / 2, r % 2, c);
@@ -572,7 +654,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 float x[4] = {mine.x * factor[r] + yours.x * share[r], mine.y * factor[r] + yours.y * share[r],
                               mine.z * factor[r] + yours.z * share[r], mine.w * factor[r] + yours.w * share[r]};
 #pragma unroll
-                for (int e = 0; e < 4; ++e) x[e] = x[e] * scale * inverse;
+                for (int e = 0; e < 4; ++e) x[e] = x[e] * inverse * scale;
                 int column = chunk * WIDTH + c * 16 + 4 * place.t;
                 float *to = matrix + (long long)(first + row) * channels + column;
                 if (values.whole && column + 4 <= channels)
@@ -587,7 +669,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         for (int r = 0; r < 4; ++r)
             if (first + place.row(r) < rows) {
                 long long at = p * rows + first + place.row(r);
-                total_out[at] = total[r] * shared.poison[place.row(r)];
+                total_out[at] = total[r] * shared.spoilt[place.row(r)];
                 if (KIND == LAPLACE && shift_out) shift_out[at] = shift[r];
             }
 }

@@ -1,10 +1,32 @@
-// What survey.cu finds of a slice of a head's queries, of the keys or of the values: the largest number, infinite if
-// one is no number; the largest distance from the origin; the sum of these.
+// What is found in a part of a head's queries, of the keys or of the values: the largest number, infinite if one is no
+// number; the largest distance from the origin; the sum of these.
 struct Found {
     float largest, reach, sum, unused;
 };
 
 inline float infinity() { return __int_as_float(0x7f800000); }
+
+template <class N> inline void look(N x, N origin, Found &found) {
+    float size = fabs(x) < infinity() ? float(fmin(fabs(x), N(0x1.fffffep127f))) : infinity();
+    found.largest = fmaxf(found.largest, size);
+    float distance = fabs(x - origin);
+    found.reach = fmaxf(found.reach, distance);
+    found.sum += distance;
+}
+
+inline void join(Found &one, const Found &other) {
+    one.largest = fmaxf(one.largest, other.largest);
+    one.reach = fmaxf(one.reach, other.reach);
+    one.sum += other.sum;
+}
+
+// for all lanes, what all of them found
+inline Found join_lanes(Found found) {
+    for (int lane = 16; lane; lane /= 2)
+        join(found, {__shfl_xor_sync(~0u, found.largest, lane), __shfl_xor_sync(~0u, found.reach, lane),
+                     __shfl_xor_sync(~0u, found.sum, lane)});
+    return found;
+}
 
 inline float largest(const Found *found, int slices) {
     float most = 0;
@@ -12,8 +34,4 @@ inline float largest(const Found *found, int slices) {
     return most;
 }
 
-// one, or NaN if the queries of this head, the keys or the values are not all finite
-inline float poison(const Found *found, int head, int group, int slices) {
-    float most = fmaxf(largest(found + head * slices, slices), largest(found + group * slices, 2 * slices));
-    return most < infinity() ? 1.0f : infinity() - infinity();
-}
+inline float poison(float most) { return most < infinity() ? 1.0f : infinity() - infinity(); }

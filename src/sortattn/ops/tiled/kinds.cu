@@ -58,6 +58,30 @@ inline void split(float x, unsigned &large, unsigned &small) {
     small = __float_as_uint(x - __uint_as_float(large));
 }
 
+// the same with 16 x 16 times 16 x 8, of halves, two to a word
+inline void multiply_halves(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+inline unsigned pack(float x, float y) {
+    unsigned both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(y), "f"(x));
+    return both;
+}
+
+// two numbers as halves, and the rests of them
+inline void split(float x, float y, unsigned &large, unsigned &small) {
+    large = pack(x, y);
+    float found[2];
+    asm("{.reg .f16 x, y; mov.b32 {x, y}, %2; cvt.f32.f16 %0, x; cvt.f32.f16 %1, y;}"
+        : "=f"(found[0]), "=f"(found[1])
+        : "r"(large));
+    small = pack(x - found[0], y - found[1]);
+}
+
 // ---- kernels
 
 // what a kernel knows of its problem
@@ -166,10 +190,10 @@ inline T norm_term(T point) { return KIND == RIESZ ? point * point : fabs(point)
 
 // ---- who sees whom: a query sees a key if the key's mark is below its own
 
-inline int query_mark(long long m, long long rows, long long columns, long long each, bool causal) {
+inline int query_mark(int m, int rows, int columns, int each, bool causal) {
     if (m >= rows) return 0;
     if (!causal) return columns;
-    long long seen = m % each + 1 + columns - each;
+    int seen = m % each + 1 + columns - each;
     return seen > 0 ? seen : 0;
 }
 

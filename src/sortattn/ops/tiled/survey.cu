@@ -6,14 +6,6 @@
 
 constexpr int THREADS = 256;
 
-inline void look(NUMBER x, NUMBER origin, Found &found) {
-    float size = fabs(x) < infinity() ? float(fmin(fabs(x), NUMBER(0x1.fffffep127f))) : infinity();
-    found.largest = fmaxf(found.largest, size);
-    float distance = fabs(x - origin);
-    found.reach = fmaxf(found.reach, distance);
-    found.sum += distance;
-}
-
 // A block has one of `slices` parts of the queries of a head, of the keys or of the values of a problem. With
 // `centred`, distances are measured from the first key.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -48,18 +40,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             look(rows[i], moved ? origin[i % width] : NUMBER(0), mine);
 
     __shared__ Found parts[THREADS / 32];
-    for (int lane = 16; lane; lane /= 2) {
-        mine.largest = fmaxf(mine.largest, __shfl_xor_sync(~0u, mine.largest, lane));
-        mine.reach = fmaxf(mine.reach, __shfl_xor_sync(~0u, mine.reach, lane));
-        mine.sum += __shfl_xor_sync(~0u, mine.sum, lane);
-    }
+    mine = join_lanes(mine);
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = mine;
     __syncthreads();
     if (threadIdx.x) return;
-    for (int w = 1; w < THREADS / 32; ++w) {
-        mine.largest = fmaxf(mine.largest, parts[w].largest);
-        mine.reach = fmaxf(mine.reach, parts[w].reach);
-        mine.sum += parts[w].sum;
-    }
+    for (int w = 1; w < THREADS / 32; ++w) join(mine, parts[w]);
     found[blockIdx.x] = mine;
 }

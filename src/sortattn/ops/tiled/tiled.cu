@@ -489,7 +489,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     int row = threadIdx.x, group = rows / each;
     if (row < OWN && spot.first + row < rows) {
         T whole = RowSum::whole(shared, row);
-        T poisoned = poison(found + p * (group + 2) * slices, (spot.first + row) / each, group, slices);
+        const Found *parts = found + p * (group + 2) * slices;
+        float most = largest(parts + (spot.first + row) / each * slices, slices);
+        T poisoned = poison(fmaxf(most, largest(parts + group * slices, 2 * slices)));
         total[p * rows + spot.first + row] = whole * poisoned;
         if (KIND == LAPLACE && shift) shift[p * rows + spot.first + row] = shared.change[row];
         // as in normalise.py

@@ -1,0 +1,199 @@
+"""What only a GPU has: graphs, streams, calls that wait for nothing, and tensors of more than 2^31 numbers."""
+
+import pytest
+import torch
+
+import sortattn
+
+from .cases import CASES, Shape, assert_close, cotangent, draw, leaves, refusal
+from .definition import FORWARD, GRADIENT
+
+SHAPE = Shape((2, 3), 70, 130, 40, 24)
+CALLS = [
+    ("add_riesz", "tiled"), ("add_laplace", "tiled"), ("add_bump", "tiled"), ("laplace", "tiled"), ("spline", "tiled"),
+    ("add_riesz", "sorted"), ("add_laplace", "sorted"), ("add_bump", "sorted"),
+]  # fmt: skip
+every_call = pytest.mark.parametrize(("name", "backend"), CALLS, ids=["-".join(call) for call in CALLS])
+
+
+@pytest.fixture(autouse=True)
+def _cuda_only(device):
+    if device != "cuda":
+        pytest.skip("a property of CUDA devices; run with --device cuda")
+
+
+def attend(name, backend, points, gradient=None, **options) -> list[torch.Tensor]:
+    """The output, and the gradients of the points if there is one of the output."""
+    output = sortattn.kernel_attention(*points, CASES[name].kernel, backend=backend, **options)
+    return [output] if gradient is None else [output, *torch.autograd.grad(output, points, gradient)]
+
+
+def agree(one, other, dtype=torch.float32) -> None:
+    for i, (first, second) in enumerate(zip(one, other, strict=True)):
+        assert_close(first, second, GRADIENT[dtype] if i else FORWARD[dtype])
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@every_call
+def test_a_captured_graph_replays_with_other_numbers(name, backend, backward, device):
+    if refusal(backend, CASES[name], device):
+        return
+    points = draw(SHAPE, torch.float32, device)
+    points = leaves(*points) if backward else points
+    gradient = cotangent(SHAPE, torch.float32, device) if backward else None
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        # what a first call compiles and allocates is no part of the graph
+        attend(name, backend, points, gradient)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = attend(name, backend, points, gradient)
+    others = draw(SHAPE, torch.float32, device, seed=7)
+    with torch.no_grad():
+        for part, other in zip(points, others, strict=True):
+            part.copy_(other)
+    graph.replay()
+    agree(results, attend(name, backend, leaves(*others) if backward else others, gradient))
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@every_call
+def test_a_call_waits_for_nothing(name, backend, backward, device):
+    if refusal(backend, CASES[name], device):
+        return
+    points = leaves(*draw(SHAPE, torch.float32, device))
+    gradient = cotangent(SHAPE, torch.float32, device) if backward else None
+    attend(name, backend, points, gradient)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        attend(name, backend, points, gradient)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@every_call
+def test_a_side_stream_is_followed(name, backend, device):
+    if refusal(backend, CASES[name], device):
+        return
+    host = [part.pin_memory() for part in draw(SHAPE, torch.float32)]
+    gradient = cotangent(SHAPE, torch.float32).pin_memory()
+    wanted = attend(name, backend, leaves(*(part.to(device) for part in host)), gradient.to(device))
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        # the inputs come late: a kernel on another stream would read what is not there yet
+        torch.cuda._sleep(50_000_000)
+        points = leaves(*(part.to(device, non_blocking=True) for part in host))
+        results = attend(name, backend, points, gradient.to(device, non_blocking=True))
+        # and the results are taken away on the same stream
+        copies = [part.detach().clone() for part in results]
+    side.synchronize()
+    agree(copies, wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [("add_riesz", "tiled"), ("laplace", "tiled"), ("add_laplace", "sorted"), ("add_bump", "auto")]
+)
+def test_the_default_compiler_compiles_it(name, backend, device):
+    if backend != "auto" and refusal(backend, CASES[name], device):
+        return
+    torch.compiler.reset()
+
+    def call(query, key, value):
+        return sortattn.kernel_attention(query, key, value, name, backend=backend) * 2
+
+    fast = torch.compile(call, fullgraph=True)
+    gradient = cotangent(SHAPE, torch.float32, device)
+
+    def run(function):
+        points = leaves(*draw(SHAPE, torch.float32, device))
+        output = function(*points)
+        return [output, *torch.autograd.grad(output, points, gradient)]
+
+    agree(run(fast), run(call))
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("backend", ["tiled", "sorted"])
+def test_a_step_of_training_under_autocast_with_scaled_losses(backend, dtype, device):
+    torch.manual_seed(0)
+    layer = sortattn.KernelAttention(32, 4, kernel="add_laplace").to(device)
+    optimiser = torch.optim.SGD(layer.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler(device)
+    inputs = torch.randn(2, 50, 32, device=device)
+    before = [part.detach().clone() for part in layer.parameters()]
+    with torch.autocast(device, dtype):
+        loss = layer(inputs).square().mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimiser)
+    scaler.update()
+    assert all(part.isfinite().all() for part in layer.parameters())
+    assert any(not torch.equal(part, old) for part, old in zip(layer.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump", "laplace", "riesz", "spline", "matern52"])
+def test_tiled_sums_have_the_same_bits_every_time(name, device):
+    points, gradient = leaves(*draw(SHAPE, torch.float32, device)), cotangent(SHAPE, torch.float32, device)
+    first = attend(name, "tiled", points, gradient)
+    for _ in range(3):
+        assert all(
+            torch.equal(one, other) for one, other in zip(attend(name, "tiled", points, gradient), first, strict=True)
+        )
+
+
+@pytest.mark.parametrize("dims", [64, 100])
+@pytest.mark.parametrize("size", [1.0, 30.0, 300.0, 1e-30, 1e25], ids="outlier{:g}".format)
+@pytest.mark.parametrize("name", ["add_riesz", "laplace", "add_laplace"])
+def test_outliers_leave_the_other_points_their_digits(name, size, dims, device):
+    # distances are summed as integers where these have digits enough; one point far out leaves too few
+    query, key, value = draw(Shape((2,), 70, 130, dims, 8), torch.float32, device)
+    if size < 1 or size > 1e20:
+        query, key = query * size, key * size
+        bandwidth = CASES[name].bandwidth(dims) * size
+    else:
+        query[0, 0, 1] = key[0, 5, 2] = size
+        bandwidth = CASES[name].bandwidth(dims)
+    actual = sortattn.kernel_attention(query, key, value, name, bandwidth=bandwidth, backend="tiled")
+    wanted = sortattn.kernel_attention(
+        query.double(), key.double(), value.double(), name, bandwidth=bandwidth, backend="reference"
+    )
+    assert_close(actual, wanted, FORWARD[torch.float32])
+
+
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump", "laplace", "matern52"])
+def test_rows_of_hardly_any_weight_keep_their_digits(name, device):
+    # products on tensor cores are of halves, whose exponents are small: rows are scaled one by one
+    query, key, value = draw(Shape((2,), 70, 130, 40, 8), torch.float32, device)
+    if name != "add_riesz":
+        # far out in all dimensions but one, where a single key is near
+        query[:, 3] = 12.0
+        query[:, 3, 0] = key[:, 7, 0] + 1.0
+    value[:, :64] *= 1e-3
+    bandwidth = CASES[name].bandwidth(40)
+    actual = sortattn.kernel_attention(query, key, value, CASES[name].kernel, bandwidth=bandwidth, backend="tiled")
+    inputs = (part.double() for part in (query, key, value))
+    wanted = sortattn.kernel_attention(*inputs, CASES[name].kernel, bandwidth=bandwidth, backend="reference")
+    assert_close(actual, wanted, FORWARD[torch.float32])
+    assert_close(actual[:, 3], wanted[:, 3], FORWARD[torch.float32])
+
+
+MANY = {"tiled": Shape(((1 << 19) + 1,), 64, 64, 64, 64), "sorted": Shape((129,), 1 << 18, 1 << 18, 64, 64)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", MANY)
+def test_tensors_of_more_than_two_to_the_31_numbers(backend, device):
+    shape = MANY[backend]
+    free, _ = torch.cuda.mem_get_info()
+    if free < 90 << 30:
+        pytest.skip("needs 90 GiB of free memory on the device")
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(*shape.leading, shape.rows, 64, device=device) for _ in range(3))
+    assert query.numel() > 1 << 31
+    output = sortattn.kernel_attention(query, key, value, "add_laplace", backend=backend)
+    for head in (0, shape.leading[0] // 2, shape.leading[0] - 1):
+        alone = sortattn.kernel_attention(query[head], key[head], value[head], "add_laplace", backend=backend)
+        assert_close(output[head], alone, FORWARD[torch.float32])
