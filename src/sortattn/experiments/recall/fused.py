@@ -12,15 +12,15 @@ from . import step_kernels
 from .training import BETA1, BETA2, CLIP, FLOOR, MATRIX_EPSILON, PARAMETERS, RATE, TARGET, TOKEN_EPSILON
 
 # rows of one run in a tile; fewer where a program holds them over the whole width of the Gram matrix
-ROWS, WIDE_ROWS = 32, 4
+ROWS, SLOPE_ROWS, WIDE_ROWS = 32, 32, 4
 # the side of a tile of the Gram matrix
 SIDE = 64
 # how many terms an inner product takes at once
 CHUNK = 32
 # rows of a matrix that one program has the gradient of
 PIECE = 16
-# rows of the other side that `slopes` takes at once
-UNROLL = 4
+# how many dimensions `scores` and rows of the other side `slopes` load at once
+UNROLL, SLOPE_UNROLL = 8, 8
 SLOPE_WARPS, SCORE_WARPS = 4, 4
 # products of float32 on tensor cores, in three parts that together have all its digits
 PRECISION = "tf32x3"
@@ -37,6 +37,7 @@ class FusedStep:
         self.pairs = not self.mapped and not isinstance(kernel, Softmax)
         # of features, or of coordinates
         self.count = self.head_dim * (int(kernel.dimension) if self.mapped else 1)
+        self.tau = kernel.default_bandwidth(self.head_dim)
         self.kind = "dpfp" if isinstance(kernel, Dpfp) else kernel.name
         self._place(list(lengths))
         self._reserve()
@@ -50,27 +51,33 @@ class FusedStep:
     def _place(self, lengths: list[int]) -> None:
         """The lists of tiles, those of long runs first, since they take longest."""
         order = sorted(range(self.runs), key=lambda run: -lengths[run])
-        rows, wide = (
-            [(run, first) for run in order for first in range(0, lengths[run], size)] for size in (ROWS, WIDE_ROWS)
+        rows, long, wide = (
+            [(run, first) for run in order for first in range(0, lengths[run], size)]
+            for size in (ROWS, SLOPE_ROWS, WIDE_ROWS)
         )
         squares = [(run, first, second) for run in order for first in range(0, lengths[run], SIDE)
                    for second in range(0, lengths[run], SIDE)]  # fmt: skip
         device = self.state["tokens"].device
-        self.rows, self.wide, self.squares, self.lengths = (
-            torch.tensor(part, dtype=torch.int32, device=device) for part in (rows, wide, squares, lengths)
+        self.rows, self.long, self.wide, self.squares, self.lengths = (
+            torch.tensor(part, dtype=torch.int32, device=device) for part in (rows, long, wide, squares, lengths)
         )
 
     def _reserve(self) -> None:
         """What one kernel of a step leaves to the next."""
-        tokens, shape = self.state["tokens"], (2, self.runs, self.longest)
+        tokens = self.state["tokens"]
+        # whole tiles of each kind
+        self.pitch = triton.cdiv(self.longest, 64) * 64
+        shape = (2, self.runs, self.pitch)
         self.points = tokens.new_zeros(*shape, self.head_dim)
-        self.columns = tokens.new_zeros(2, self.runs, self.head_dim, self.longest) if self.pairs else self.points
+        self.columns = tokens.new_zeros(2, self.runs, self.head_dim, self.pitch) if self.pairs else self.points
+        self.sizes = tokens.new_zeros(shape)
+        self.zeros = tokens.new_zeros(SIDE, SIDE)
         self.features = tokens.new_zeros(*shape, self.count) if self.mapped else self.points
-        self.matrix = tokens.new_zeros(self.runs, self.longest, self.longest)
+        self.matrix = tokens.new_zeros(self.runs, self.pitch, self.pitch)
         self.distances = torch.zeros_like(self.matrix) if self.kind == "riesz" else self.matrix
-        self.row_loss = tokens.new_zeros(self.runs, self.longest)
-        self.slopes = tokens.new_zeros(*shape, self.count)
+        self.row_loss = tokens.new_zeros(self.runs, self.pitch)
         self.deltas = torch.zeros_like(self.points)
+        self.slopes = tokens.new_zeros(*shape, self.count) if self.mapped else self.deltas
         self.by_tokens = torch.zeros_like(tokens)
         self.by_maps = tokens.new_zeros(2, self.runs, self.head_dim, self.head_dim)
         # sums of squares of the gradient: of each tile of tokens, then of each piece of the matrices
@@ -80,48 +87,54 @@ class FusedStep:
 
     def measure(self) -> None:
         """Brings `row_loss`, what each row adds to the loss, up to the state; `matrix` is then the gradient by it."""
-        state, active, runs, longest = self.state, self.state["active"], self.runs, self.longest
-        count, tau = len(self.rows), self.kernel.default_bandwidth(self.head_dim)
+        state, active, count = self.state, self.state["active"], len(self.rows)
         shape = {"D": self.head_dim, "WIDTH": self.width, "ROWS": ROWS}
         step_kernels.project[count, 2](
-            *(state[name] for name in PARAMETERS), self.points, self.columns, self.rows, self.lengths, active,
-            runs, longest, TAU=tau, PAIRS=self.pairs, **shape,
+            *(state[name] for name in PARAMETERS), self.points, self.columns, self.sizes, self.rows, self.lengths,
+            active, self.runs, self.longest, self.pitch, KIND=self.kind if self.pairs else "features", TAU=self.tau,
+            PRECISION=PRECISION, **shape,
         )  # fmt: skip
         if self.mapped:
-            step_kernels.features[count, 2, triton.cdiv(self.count, self.width)](
-                self.points, self.features, self.rows, self.lengths, active, runs, longest,
+            step_kernels.features[count, 2](
+                self.points, self.features, self.rows, self.lengths, active, self.runs, self.pitch,
                 KIND=self.kind, SHIFT=self._shift, COUNT=self.count, **shape,
             )  # fmt: skip
         source = self.columns if self.pairs else self.features
         step_kernels.scores[len(self.squares),](
-            source[0], source[1], self.matrix, self.distances, self.squares, self.lengths, active, longest,
+            source[0], source[1], self.sizes, self.zeros, self.matrix, self.distances, self.squares, active,
+            self.runs, self.pitch,
             KIND=self.kind, PAIRS=self.pairs, COUNT=self.count, EPSILON=self._epsilon, CHUNK=CHUNK, SIDE=SIDE,
-            PRECISION=PRECISION, num_warps=SCORE_WARPS,
+            PRECISION=PRECISION, UNROLL=UNROLL, num_warps=SCORE_WARPS,
         )  # fmt: skip
         step_kernels.normalise[len(self.wide),](
-            self.matrix, self.distances, self.row_loss, self.wide, self.lengths, active, longest,
+            self.matrix, self.distances, self.row_loss, self.wide, self.lengths, active, self.pitch,
             ROOT=self.kind == "riesz", EXPONENTIAL=isinstance(self.kernel, ExponentialKernel), FLOOR=FLOOR,
-            ROWS=WIDE_ROWS, WIDTH=triton.next_power_of_2(longest),
+            ROWS=WIDE_ROWS, WIDTH=triton.next_power_of_2(self.pitch), SIDE=SIDE,
         )  # fmt: skip
 
     def _differentiate(self) -> None:
         """The gradients by tokens and matrices, from that by the Gram matrix."""
-        state, active, runs, longest = self.state, self.state["active"], self.runs, self.longest
-        shape = {"COUNT": self.count, "WIDTH": self.width, "ROWS": ROWS}
-        step_kernels.slopes[len(self.rows), 2, triton.cdiv(self.count, self.width)](
-            self.features, self.matrix, self.distances, self.slopes, self.rows, self.lengths, active, runs, longest,
-            KIND=self.kind, PAIRS=self.pairs, CHUNK=CHUNK, PRECISION=PRECISION, UNROLL=UNROLL, num_warps=SLOPE_WARPS,
-            **shape,
+        state, active, runs = self.state, self.state["active"], self.runs
+        step_kernels.slopes[len(self.long), 2, triton.cdiv(self.count, self.width)](
+            self.features, self.sizes, self.matrix, self.distances, self.slopes, self.long, self.lengths, active,
+            runs, self.pitch,
+            KIND=self.kind, PAIRS=self.pairs, COUNT=self.count, WIDTH=self.width, ROWS=SLOPE_ROWS, TAU=self.tau,
+            CHUNK=CHUNK, PRECISION=PRECISION, UNROLL=SLOPE_UNROLL, num_warps=SLOPE_WARPS,
         )  # fmt: skip
+        shape = {"D": self.head_dim, "WIDTH": self.width, "ROWS": ROWS}
+        if self.mapped:
+            step_kernels.undo_features[len(self.rows), 2](
+                self.points, self.features, self.slopes, self.deltas, self.rows, self.lengths, active, runs,
+                self.pitch, KIND=self.kind, SHIFT=self._shift, COUNT=self.count, **shape,
+            )  # fmt: skip
         step_kernels.token_gradient[len(self.rows),](
-            self.points, self.slopes, state["query_map"], state["key_map"], self.deltas, self.by_tokens, self.norms,
-            self.rows, self.lengths, active, runs, longest, self.norms.shape[1],
-            KIND=self.kind if self.mapped else "", SHIFT=self._shift, D=self.head_dim,
-            TAU=self.kernel.default_bandwidth(self.head_dim), **shape,
+            self.deltas, state["query_map"], state["key_map"], self.by_tokens, self.norms, self.rows, self.lengths,
+            active, runs, self.longest, self.pitch, self.norms.shape[1], PRECISION=PRECISION, **shape,
         )  # fmt: skip
         step_kernels.map_gradient[runs, 2, self.pieces](
-            state["tokens"], self.deltas, self.by_maps, self.norms, self.lengths, active, runs, longest,
-            self.norms.shape[1], self.used, D=self.head_dim, WIDTH=self.width, PIECE=PIECE, CHUNK=CHUNK,
+            state["tokens"], self.deltas, self.by_maps, self.norms, self.lengths, active, runs, self.longest,
+            self.pitch, self.norms.shape[1], self.used, D=self.head_dim, WIDTH=self.width, PIECE=PIECE, CHUNK=CHUNK,
+            PRECISION=PRECISION,
         )  # fmt: skip
 
     def _update(self) -> None:
@@ -129,8 +142,8 @@ class FusedStep:
         state, slots = self.state, self.norms.shape[1]
         step_kernels.note[self.runs,](
             self.row_loss, self.norms, *(state[name] for name in ("time", "loss", "lowest", "active", "steps")),
-            self.factors, self.lengths, self.longest, slots, TARGET=TARGET, CLIP=CLIP, FLOOR=FLOOR,
-            LOG_BETA1=math.log(BETA1), LOG_BETA2=math.log(BETA2), WIDTH=triton.next_power_of_2(self.longest),
+            self.factors, self.lengths, self.pitch, slots, TARGET=TARGET, CLIP=CLIP, FLOOR=FLOOR,
+            LOG_BETA1=math.log(BETA1), LOG_BETA2=math.log(BETA2), WIDTH=triton.next_power_of_2(self.pitch),
             SLOTS=triton.next_power_of_2(slots),
         )  # fmt: skip
         moved = [state[f"{name}{part}"] for name in PARAMETERS for part in ("", "_mean", "_square")]

@@ -4,8 +4,9 @@ Runs of different lengths share a launch: a program takes one tile of rows of on
 nothing for a run that has ended. Sides are 0 for queries and 1 for keys. Every sum has a fixed order, so that the same
 state always gives the same bits.
 
-`KIND` is the kernel's name ("" where no feature map has to be undone). Scores come from pairs of coordinates (`_pair`,
-for kernels of `s - t`) or from inner products of features; what is summed over the dimensions is never stored.
+`KIND` is the kernel's name. Scores come from pairs of coordinates (`_pair`, for kernels of `s - t`) or from inner
+products of features; what is summed over the dimensions is never stored. What one kernel leaves to the next has `pitch`
+rows for every run, whole tiles, so that the loops need no masks; beyond the end of a run points and features are zero.
 """
 
 import triton
@@ -13,34 +14,33 @@ import triton.language as tl
 
 # a difference times this is beyond +-1 unless it is zero; it is a power of two, so that nothing is rounded
 STEEP = tl.constexpr(2.0**100)
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def _place(tiles, lengths, ROWS: tl.constexpr):
     """Of this program's tile: the run, its rows, its length."""
     run = tl.load(tiles + 2 * tl.program_id(0))
-    rows = tl.load(tiles + 2 * tl.program_id(0) + 1) + tl.arange(0, ROWS)
-    return run, rows, tl.load(lengths + run)
+    first = tl.multiple_of(tl.load(tiles + 2 * tl.program_id(0) + 1), ROWS)
+    return run, first + tl.arange(0, ROWS), tl.load(lengths + run)
 
 
 @triton.jit
 def _pair(KIND: tl.constexpr, difference):
-    """The term of one dimension: what is summed to a score, up to `_score`."""
-    if KIND == "gauss":
-        term = -0.5 * difference * difference
-    elif KIND == "riesz":
+    """The term of one dimension."""
+    if KIND == "gauss" or KIND == "riesz":
         term = difference * difference
     elif KIND == "add_laplace":
-        term = tl.exp(-tl.abs(difference))
+        term = tl.exp2(tl.abs(difference) * -LOG2_E)
     elif KIND == "add_bump":
         term = tl.maximum(1.0 - tl.abs(difference), 0.0)
     else:
-        term = -tl.abs(difference)
+        term = tl.abs(difference)
     return term
 
 
 @triton.jit
-def _scale(KIND: tl.constexpr, point):
+def _steepen(KIND: tl.constexpr, point):
     """Coordinates as `_slope` wants them."""
     if KIND != "gauss" and KIND != "riesz":
         point *= STEEP
@@ -49,27 +49,20 @@ def _scale(KIND: tl.constexpr, point):
 
 @triton.jit
 def _slope(KIND: tl.constexpr, difference):
-    """The derivative of a term by the coordinate of its own side; of `-distance`, times the distance, for riesz."""
+    """The derivative of the score by a coordinate, from that of the other side minus its own.
+
+    For riesz it is that of `-distance`, times the distance.
+    """
     if KIND == "gauss" or KIND == "riesz":
-        slope = -difference
+        slope = difference
     else:
         # the sign, and zero at zero, as the mean of both sides
-        slope = -tl.clamp(difference, -1.0, 1.0)
+        slope = tl.clamp(difference, -1.0, 1.0)
         if KIND == "add_laplace":
-            slope *= tl.exp(tl.abs(difference) * (-1 / STEEP))
+            slope *= tl.exp2(tl.abs(difference) * (-LOG2_E / STEEP))
         elif KIND == "add_bump":
             slope = tl.where(tl.abs(difference) < STEEP, slope, 0.0)
     return slope
-
-
-@triton.jit
-def _size(KIND: tl.constexpr, point):
-    """What a coordinate adds to its own norm, which is part of the score for the Riesz kernels."""
-    if KIND == "riesz":
-        size = point * point
-    else:
-        size = tl.abs(point)
-    return size
 
 
 @triton.jit
@@ -85,10 +78,14 @@ def _above(point):
 
 @triton.jit
 def project(
-    tokens, query_map, key_map, points, columns, tiles, lengths, active, runs, longest,
-    D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, TAU: tl.constexpr, PAIRS: tl.constexpr,
+    tokens, query_map, key_map, points, columns, sizes, tiles, lengths, active, runs, longest, pitch,
+    KIND: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, TAU: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`points (2, P, N, D)`: `W u / tau` of both sides; for pairs also their transpose, `columns`."""
+    """`points (2, P, pitch, D)`: `W u / tau` of both sides.
+
+    For pairs (`KIND` is not "features") also their transpose, `columns`; for the Riesz kernels, norms `sizes`.
+    """
     run, rows, length = _place(tiles, lengths, ROWS)
     if not tl.load(active + run):
         return
@@ -96,46 +93,57 @@ def project(
     dims = tl.arange(0, WIDTH)
     inside = (rows < length)[:, None] & (dims < D)[None, :]
     token = tl.load(tokens + (run * longest + rows)[:, None] * D + dims[None, :], mask=inside, other=0.0)
-    place = run * D * D + dims[None, :] * D + dims[:, None]
+    place = run * D * D + dims[:, None] * D + dims[None, :]
     within = (dims < D)[None, :] & (dims < D)[:, None]
     if side == 0:
         matrix = tl.load(query_map + place, mask=within, other=0.0)
     else:
         matrix = tl.load(key_map + place, mask=within, other=0.0)
-    point = tl.dot(token, matrix, input_precision="ieee", out_dtype=tokens.dtype.element_ty) / TAU
+    kind = tokens.dtype.element_ty
+    point = tl.dot(token, tl.trans(matrix), input_precision=PRECISION, out_dtype=kind) / TAU
     part = side * runs + run
-    tl.store(points + (part * longest + rows)[:, None] * D + dims[None, :], point, mask=inside)
-    if PAIRS:
-        tl.store(columns + (part * D + dims)[None, :] * longest + rows[:, None], point, mask=inside)
+    tl.store(points + (part * pitch + rows)[:, None] * D + dims[None, :], point, mask=inside)
+    if KIND != "features":
+        tl.store(columns + (part * D + dims)[None, :] * pitch + rows[:, None], point, mask=inside)
+    if KIND == "riesz":
+        tl.store(sizes + part * pitch + rows, tl.sqrt(tl.sum(point * point, 1)))
+    elif KIND == "add_riesz":
+        tl.store(sizes + part * pitch + rows, tl.sum(tl.abs(point), 1))
 
 
 @triton.jit
 def features(
-    points, found, tiles, lengths, active, runs, longest,
+    points, found, tiles, lengths, active, runs, pitch,
     KIND: tl.constexpr, SHIFT: tl.constexpr, D: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """`found (2, P, N, COUNT)`: the feature map of both sides."""
+    """`found (2, P, pitch, COUNT)`: the feature map of both sides."""
     run, rows, length = _place(tiles, lengths, ROWS)
     if not tl.load(active + run):
         return
     part = tl.program_id(1) * runs + run
-    index = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
-    inside = (rows < length)[:, None] & (index < COUNT)[None, :]
-    base = points + (part * longest + rows)[:, None] * D
-    if KIND == "dpfp":
-        first = index % (2 * D)
-        second = (first + index // (2 * D) + SHIFT) % (2 * D)
-        feature = _half(base, first, inside, D) * _half(base, second, inside, D)
+    dims = tl.arange(0, WIDTH)
+    base = points + (part * pitch + rows)[:, None] * D
+    target = found + (part * pitch + rows)[:, None] * COUNT
+    inside = (rows < length)[:, None] & (dims < D)[None, :]
+    point = tl.load(base + dims[None, :], mask=inside, other=0.0)
+    if KIND == "relu":
+        tl.store(target + dims[None, :], _relu(point), mask=inside)
+    elif KIND == "elu":
+        tl.store(target + dims[None, :], tl.where(point > 0, point + 1.0, tl.exp(tl.minimum(point, 0.0))), mask=inside)
+    elif KIND == "tri":
+        tl.store(target + dims[None, :], tl.sin(point), mask=inside)
+        tl.store(target + D + dims[None, :], tl.cos(point), mask=inside)
     else:
-        point = tl.load(base + (index % D)[None, :], mask=inside, other=0.0)
-        if KIND == "tri":
-            feature = tl.where((index < D)[None, :], tl.sin(point), tl.cos(point))
-        elif KIND == "relu":
-            feature = _relu(point)
-        else:
-            feature = tl.where(point > 0, point + 1.0, tl.exp(tl.minimum(point, 0.0)))
-    tl.store(found + (part * longest + rows)[:, None] * COUNT + index[None, :], feature, mask=inside)
+        for turn in tl.static_range(3):
+            tl.store(
+                target + 2 * D * turn + dims[None, :],
+                _relu(point) * _half(base, (dims + turn + SHIFT) % (2 * D), inside, D), mask=inside,
+            )  # fmt: skip
+            tl.store(
+                target + 2 * D * turn + D + dims[None, :],
+                _relu(-point) * _half(base, (dims + D + turn + SHIFT) % (2 * D), inside, D), mask=inside,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -147,79 +155,83 @@ def _half(base, index, inside, D: tl.constexpr):
 
 @triton.jit
 def scores(
-    queries, keys, found, distances, tiles, lengths, active, longest,
+    queries, keys, sizes, zeros, found, distances, tiles, active, runs, pitch,
     KIND: tl.constexpr, PAIRS: tl.constexpr, COUNT: tl.constexpr, EPSILON: tl.constexpr, CHUNK: tl.constexpr,
-    SIDE: tl.constexpr, PRECISION: tl.constexpr,
+    SIDE: tl.constexpr, PRECISION: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """`found (P, N, N)`: the Gram matrix, or its logarithm for softmax, gauss and laplace."""
+    """`found (P, pitch, pitch)`: the Gram matrix, or its logarithm for softmax, gauss and laplace."""
     run = tl.load(tiles + 3 * tl.program_id(0))
     if not tl.load(active + run):
         return
-    rows = tl.load(tiles + 3 * tl.program_id(0) + 1) + tl.arange(0, SIDE)
-    others = tl.load(tiles + 3 * tl.program_id(0) + 2) + tl.arange(0, SIDE)
-    length = tl.load(lengths + run)
+    places = tl.arange(0, SIDE)
+    rows = tl.multiple_of(tl.load(tiles + 3 * tl.program_id(0) + 1), SIDE) + places
+    others = tl.multiple_of(tl.load(tiles + 3 * tl.program_id(0) + 2), SIDE) + places
     kind = found.dtype.element_ty
-    total = tl.zeros((SIDE, SIDE), kind)
     if PAIRS:
-        own, other = tl.zeros((SIDE,), kind), tl.zeros((SIDE,), kind)
-        for dim in range(COUNT):
-            point = tl.load(queries + (run * COUNT + dim) * longest + rows, mask=rows < length, other=0.0)
-            mark = tl.load(keys + (run * COUNT + dim) * longest + others, mask=others < length, other=0.0)
+        # loaded, since Triton gives a thread neighbours of what is loaded, and single columns of what is made
+        total = tl.load(zeros + places[:, None] * SIDE + places[None, :])
+        for dim in tl.range(0, COUNT, loop_unroll_factor=UNROLL):
+            point = tl.load(queries + (run * COUNT + dim) * pitch + rows)
+            mark = tl.load(keys + (run * COUNT + dim) * pitch + others)
             total += _pair(KIND, point[:, None] - mark[None, :])
-            if KIND == "riesz" or KIND == "add_riesz":
-                own += _size(KIND, point)
-                other += _size(KIND, mark)
-        if KIND == "riesz":
-            own, other, distance = tl.sqrt(own), tl.sqrt(other), tl.sqrt(total)
-            total = -distance
-        if KIND == "riesz" or KIND == "add_riesz":
-            total += own[:, None] + other[None, :] + EPSILON
+        if KIND == "gauss":
+            total *= -0.5
+        elif KIND == "laplace":
+            total = -total
+        elif KIND == "riesz" or KIND == "add_riesz":
+            distance = tl.sqrt(total) if KIND == "riesz" else total
+            own, other = tl.load(sizes + run * pitch + rows), tl.load(sizes + (runs + run) * pitch + others)
+            total = own[:, None] + other[None, :] - distance + EPSILON
     else:
+        total = tl.zeros((SIDE, SIDE), kind)
         for begin in range(0, COUNT, CHUNK):
             index = begin + tl.arange(0, CHUNK)
             row = tl.load(
-                queries + (run * longest + rows)[:, None] * COUNT + index[None, :],
-                mask=(rows < length)[:, None] & (index < COUNT)[None, :], other=0.0,
+                queries + (run * pitch + rows)[:, None] * COUNT + index[None, :],
+                mask=(index < COUNT)[None, :], other=0.0,
             )  # fmt: skip
             column = tl.load(
-                keys + (run * longest + others)[None, :] * COUNT + index[:, None],
-                mask=(others < length)[None, :] & (index < COUNT)[:, None], other=0.0,
+                keys + (run * pitch + others)[:, None] * COUNT + index[None, :],
+                mask=(index < COUNT)[None, :], other=0.0,
             )  # fmt: skip
-            total = tl.dot(row, column, total, input_precision=PRECISION, out_dtype=kind)
-    place = (run * longest + rows)[:, None] * longest + others[None, :]
-    inside = (rows < length)[:, None] & (others < length)[None, :]
-    tl.store(found + place, total, mask=inside)
+            total = tl.dot(row, tl.trans(column), total, input_precision=PRECISION, out_dtype=kind)
+    place = (run * pitch + rows)[:, None] * pitch + others[None, :]
+    tl.store(found + place, total)
     if KIND == "riesz":
-        tl.store(distances + place, distance, mask=inside)
+        tl.store(distances + place, distance)
 
 
 @triton.jit
 def normalise(
-    matrix, distances, row_loss, tiles, lengths, active, longest,
+    matrix, distances, row_loss, tiles, lengths, active, pitch,
     ROOT: tl.constexpr, EXPONENTIAL: tl.constexpr, FLOOR: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    SIDE: tl.constexpr,
 ):  # fmt: skip
-    """Replaces scores by the gradient of the loss per token; `row_loss (P, N)` is what each row adds to the loss.
+    """Replaces scores by the gradient of the loss per token; `row_loss (P, pitch)` is what each row adds to the loss.
 
-    With `ROOT` also the distances by the gradient over them.
+    With `ROOT` also the distances by the gradient over them. Beyond the last column of a run the gradient is zero.
     """
     run, rows, length = _place(tiles, lengths, ROWS)
     if not tl.load(active + run):
         return
     others = tl.arange(0, WIDTH)
     inside = (rows < length)[:, None] & (others < length)[None, :]
-    place = (run * longest + rows)[:, None] * longest + others[None, :]
+    place = (run * pitch + rows)[:, None] * pitch + others[None, :]
+    # of whole tiles, so that neighbours are read together
+    written = (rows < length)[:, None] & (others < tl.cdiv(length, SIDE) * SIDE)[None, :]
+    score = tl.load(matrix + place, mask=written, other=0.0)
     if EXPONENTIAL:
-        score = tl.load(matrix + place, mask=inside, other=-float("inf"))
+        score = tl.where(inside, score, -float("inf"))
         # rows beyond the run have no largest score
         largest = tl.where(rows < length, tl.max(score, 1), 0.0)
         weight = tl.exp(score - largest[:, None])
         attention = weight / tl.where(rows < length, tl.sum(weight, 1), 1.0)[:, None]
     else:
-        score = tl.load(matrix + place, mask=inside, other=0.0)
+        score = tl.where(inside, score, 0.0)
         total = tl.sum(score, 1)
         attention = score / tl.maximum(total, FLOOR)[:, None]
-    error = attention - tl.where(inside & (rows[:, None] == others[None, :]), 1.0, 0.0)
-    tl.store(row_loss + run * longest + rows, tl.sum(error * error, 1), mask=rows < length)
+    error = attention - tl.where(rows[:, None] == others[None, :], 1.0, 0.0)
+    tl.store(row_loss + run * pitch + rows, tl.sum(error * error, 1), mask=rows < length)
     wanted = 2.0 * error / length
     mean = tl.sum(wanted * attention, 1)
     if EXPONENTIAL:
@@ -227,22 +239,25 @@ def normalise(
     else:
         # a normaliser at its floor does not move
         mean = tl.where(total >= FLOOR, mean, 0.0)
-        gradient = (wanted - mean[:, None]) / tl.maximum(total, FLOOR)[:, None]
-    tl.store(matrix + place, gradient, mask=inside)
+        gradient = tl.where(inside, (wanted - mean[:, None]) / tl.maximum(total, FLOOR)[:, None], 0.0)
+    tl.store(matrix + place, gradient, mask=written)
     if ROOT:
-        distance = tl.load(distances + place, mask=inside, other=0.0)
+        distance = tl.load(distances + place, mask=written, other=0.0)
         # the root has no derivative at zero, and none is taken
         share = tl.where(distance > 0, gradient / tl.where(distance > 0, distance, 1.0), 0.0)
-        tl.store(distances + place, share, mask=inside)
+        tl.store(distances + place, share, mask=written)
 
 
 @triton.jit
 def slopes(
-    marks, matrix, distances, found, tiles, lengths, active, runs, longest,
+    marks, sizes, matrix, distances, found, tiles, lengths, active, runs, pitch,
     KIND: tl.constexpr, PAIRS: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-    CHUNK: tl.constexpr, PRECISION: tl.constexpr, UNROLL: tl.constexpr,
+    TAU: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """`found (2, P, N, COUNT)`: the gradient by the points, or by the features, of both sides (`marks`)."""
+    """`found (2, P, pitch, COUNT)`: the gradient by the features of both sides (`marks`), or by their `W u`.
+
+    Beyond the end of a run the marks are zero, and the weights finite.
+    """
     run, rows, length = _place(tiles, lengths, ROWS)
     if not tl.load(active + run):
         return
@@ -250,68 +265,77 @@ def slopes(
     own, other = side * runs + run, (1 - side) * runs + run
     index = tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
     held = index < COUNT
-    # a key reads its column of the matrix, a query its row
-    down, along = tl.where(side == 0, longest, 1), tl.where(side == 0, 1, longest)
-    weights = run * longest * longest + rows * down
     inside = (rows < length)[:, None] & held[None, :]
     kind = found.dtype.element_ty
     total = tl.zeros((ROWS, WIDTH), kind)
     if PAIRS:
+        # a key reads its column of the matrix, a query its row
+        down, along = tl.where(side == 0, pitch, 1), tl.where(side == 0, 1, pitch)
+        weights = run * pitch * pitch + rows * down
         sums = tl.zeros((ROWS,), kind)
-        point = tl.load(marks + (own * longest + rows)[:, None] * COUNT + index[None, :], mask=inside, other=0.0)
-        here = _scale(KIND, point)
+        point = tl.load(marks + (own * pitch + rows)[:, None] * COUNT + index[None, :], mask=held[None, :], other=0.0)
+        here = _steepen(KIND, point)
         for step in tl.range(0, length, loop_unroll_factor=UNROLL):
-            mark = tl.load(marks + (other * longest + step) * COUNT + index, mask=held, other=0.0)
-            weight = tl.load(matrix + weights + step * along, mask=rows < length, other=0.0)
+            mark = _steepen(KIND, tl.load(marks + (other * pitch + step) * COUNT + index, mask=held, other=0.0))
+            weight = tl.load(matrix + weights + step * along)
             if KIND == "riesz" or KIND == "add_riesz":
                 sums += weight
             if KIND == "riesz":
-                weight = tl.load(distances + weights + step * along, mask=rows < length, other=0.0)
-            total += weight[:, None] * _slope(KIND, here - _scale(KIND, mark)[None, :])
+                weight = tl.load(distances + weights + step * along)
+            total += weight[:, None] * _slope(KIND, mark[None, :] - here)
         if KIND == "riesz":
-            norm = tl.sqrt(tl.sum(point * point, 1))
+            norm = tl.load(sizes + own * pitch + rows)
             total += (sums / tl.where(norm > 0, norm, 1.0))[:, None] * point
         if KIND == "add_riesz":
             total += sums[:, None] * tl.clamp(point * STEEP, -1.0, 1.0)
     else:
+        base = matrix + run * pitch * pitch
         for begin in range(0, length, CHUNK):
             steps = begin + tl.arange(0, CHUNK)
-            weight = tl.load(
-                matrix + weights[:, None] + (steps * along)[None, :],
-                mask=(rows < length)[:, None] & (steps < length)[None, :], other=0.0,
-            )  # fmt: skip
+            if side == 0:
+                weight = tl.load(base + rows[:, None] * pitch + steps[None, :])
+            else:
+                weight = tl.trans(tl.load(base + steps[:, None] * pitch + rows[None, :]))
             mark = tl.load(
-                marks + (other * longest + steps)[:, None] * COUNT + index[None, :],
-                mask=(steps < length)[:, None] & held[None, :], other=0.0,
-            )  # fmt: skip
+                marks + (other * pitch + steps)[:, None] * COUNT + index[None, :], mask=held[None, :], other=0.0
+            )
             total = tl.dot(weight, mark, total, input_precision=PRECISION, out_dtype=kind)
-    tl.store(found + (own * longest + rows)[:, None] * COUNT + index[None, :], total, mask=inside)
+    tl.store(found + (own * pitch + rows)[:, None] * COUNT + index[None, :], total / TAU, mask=inside)
 
 
 @triton.jit
-def _chain(
-    points, slopes, part, rows, dims, inside, longest,
-    KIND: tl.constexpr, SHIFT: tl.constexpr, D: tl.constexpr, COUNT: tl.constexpr,
+def undo_features(
+    points, features, slopes, deltas, tiles, lengths, active, runs, pitch,
+    KIND: tl.constexpr, SHIFT: tl.constexpr, D: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient by the points of one side from that by its features."""
-    base = points + (part * longest + rows)[:, None] * D
-    slope = slopes + (part * longest + rows)[:, None] * COUNT
+    """`deltas (2, P, pitch, D)`, by `W u` of both sides, from the gradient by the features."""
+    run, rows, length = _place(tiles, lengths, ROWS)
+    if not tl.load(active + run):
+        return
+    part = tl.program_id(1) * runs + run
+    dims = tl.arange(0, WIDTH)
+    inside = (rows < length)[:, None] & (dims < D)[None, :]
+    base = points + (part * pitch + rows)[:, None] * D
+    slope = slopes + (part * pitch + rows)[:, None] * COUNT
+    feature = features + (part * pitch + rows)[:, None] * COUNT
+    point = tl.load(base + dims[None, :], mask=inside, other=0.0)
     if KIND == "dpfp":
-        point = tl.load(base + dims[None, :], mask=inside, other=0.0)
-        gradient = _above(point) * _half_slope(base, slope, dims, inside, SHIFT, D)
-        gradient -= _above(-point) * _half_slope(base, slope, dims + D, inside, SHIFT, D)
+        delta = _above(point) * _half_slope(base, slope, dims, inside, SHIFT, D)
+        delta -= _above(-point) * _half_slope(base, slope, dims + D, inside, SHIFT, D)
     else:
-        gradient = tl.load(slope + dims[None, :], mask=inside, other=0.0)
-        if KIND == "relu" or KIND == "elu" or KIND == "tri":
-            point = tl.load(base + dims[None, :], mask=inside, other=0.0)
-            if KIND == "relu":
-                gradient *= _above(point)
-            elif KIND == "elu":
-                gradient *= tl.exp(tl.minimum(point, 0.0))
-            else:
-                turned = tl.load(slope + D + dims[None, :], mask=inside, other=0.0)
-                gradient = gradient * tl.cos(point) - turned * tl.sin(point)
-    return gradient
+        delta = tl.load(slope + dims[None, :], mask=inside, other=0.0)
+        if KIND == "relu":
+            delta *= _above(point)
+        elif KIND == "elu":
+            delta *= tl.minimum(tl.load(feature + dims[None, :], mask=inside, other=0.0), 1.0)
+        else:
+            sine, cosine = (
+                tl.load(feature + dims[None, :], mask=inside, other=0.0),
+                tl.load(feature + D + dims[None, :], mask=inside, other=0.0),
+            )
+            delta = delta * cosine - tl.load(slope + D + dims[None, :], mask=inside, other=0.0) * sine
+    tl.store(deltas + (part * pitch + rows)[:, None] * D + dims[None, :], delta, mask=inside)
 
 
 @triton.jit
@@ -329,11 +353,10 @@ def _half_slope(base, slope, index, inside, SHIFT: tl.constexpr, D: tl.constexpr
 
 @triton.jit
 def token_gradient(
-    points, slopes, query_map, key_map, deltas, found, squares, tiles, lengths, active, runs, longest, slots,
-    KIND: tl.constexpr, SHIFT: tl.constexpr, D: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr, TAU: tl.constexpr,
+    deltas, query_map, key_map, found, squares, tiles, lengths, active, runs, longest, pitch, slots,
+    D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`deltas (2, P, N, D)`, by `W u` of both sides, and `found (P, N, D)`, by the tokens; `squares` of the latter."""
+    """`found (P, N, D)`, by the tokens; and the sum of its squares over the tile."""
     run, rows, length = _place(tiles, lengths, ROWS)
     if not tl.load(active + run):
         return
@@ -341,13 +364,14 @@ def token_gradient(
     inside = (rows < length)[:, None] & (dims < D)[None, :]
     within = (dims < D)[None, :] & (dims < D)[:, None]
     place = run * D * D + dims[:, None] * D + dims[None, :]
-    total = tl.zeros((ROWS, WIDTH), found.dtype.element_ty)
+    kind = found.dtype.element_ty
+    total = tl.zeros((ROWS, WIDTH), kind)
     for side in tl.static_range(2):
-        part = side * runs + run
-        delta = _chain(points, slopes, part, rows, dims, inside, longest, KIND, SHIFT, D, COUNT) / TAU
-        tl.store(deltas + (part * longest + rows)[:, None] * D + dims[None, :], delta, mask=inside)
+        delta = tl.load(
+            deltas + ((side * runs + run) * pitch + rows)[:, None] * D + dims[None, :], mask=inside, other=0.0
+        )
         matrix = tl.load((query_map if side == 0 else key_map) + place, mask=within, other=0.0)
-        total = tl.dot(delta, matrix, total, input_precision="ieee", out_dtype=found.dtype.element_ty)
+        total = tl.dot(delta, matrix, total, input_precision=PRECISION, out_dtype=kind)
     tl.store(found + (run * longest + rows)[:, None] * D + dims[None, :], total, mask=inside)
     tile = tl.load(tiles + 2 * tl.program_id(0) + 1) // ROWS
     tl.store(squares + run * slots + tile, tl.sum(total * total))
@@ -355,8 +379,8 @@ def token_gradient(
 
 @triton.jit
 def map_gradient(
-    tokens, deltas, found, squares, lengths, active, runs, longest, slots, used,
-    D: tl.constexpr, WIDTH: tl.constexpr, PIECE: tl.constexpr, CHUNK: tl.constexpr,
+    tokens, deltas, found, squares, lengths, active, runs, longest, pitch, slots, used,
+    D: tl.constexpr, WIDTH: tl.constexpr, PIECE: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """`found (2, P, D, D)`, by `W_Q` and `W_K`; a program has `PIECE` rows of one of them."""
     run, side, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -370,14 +394,14 @@ def map_gradient(
     for begin in range(0, length, CHUNK):
         rows = begin + tl.arange(0, CHUNK)
         delta = tl.load(
-            deltas + (part * longest + rows)[None, :] * D + mine[:, None],
-            mask=(rows < length)[None, :] & (mine < D)[:, None], other=0.0,
+            deltas + (part * pitch + rows)[:, None] * D + mine[None, :],
+            mask=(rows < length)[:, None] & (mine < D)[None, :], other=0.0,
         )  # fmt: skip
         token = tl.load(
             tokens + (run * longest + rows)[:, None] * D + dims[None, :],
             mask=(rows < length)[:, None] & (dims < D)[None, :], other=0.0,
         )  # fmt: skip
-        total = tl.dot(delta, token, total, input_precision="ieee", out_dtype=found.dtype.element_ty)
+        total = tl.dot(tl.trans(delta), token, total, input_precision=PRECISION, out_dtype=found.dtype.element_ty)
     place = part * D * D + mine[:, None] * D + dims[None, :]
     tl.store(found + place, total, mask=(mine < D)[:, None] & (dims < D)[None, :])
     tl.store(squares + run * slots + used + side * tl.num_programs(2) + piece, tl.sum(total * total))
@@ -385,7 +409,7 @@ def map_gradient(
 
 @triton.jit
 def note(
-    row_loss, squares, time, loss, lowest, active, steps, factors, lengths, longest, slots,
+    row_loss, squares, time, loss, lowest, active, steps, factors, lengths, pitch, slots,
     TARGET: tl.constexpr, CLIP: tl.constexpr, FLOOR: tl.constexpr, LOG_BETA1: tl.constexpr, LOG_BETA2: tl.constexpr,
     WIDTH: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
@@ -394,7 +418,7 @@ def note(
     if not tl.load(active + run):
         return
     rows = tl.arange(0, WIDTH)
-    found = tl.sum(tl.load(row_loss + run * longest + rows, mask=rows < tl.load(lengths + run), other=0.0))
+    found = tl.sum(tl.load(row_loss + run * pitch + rows, mask=rows < tl.load(lengths + run), other=0.0))
     least = tl.load(lowest + run)
     # not the smaller of both, which could be NaN
     tl.store(lowest + run, tl.where(found < least, found, least))
