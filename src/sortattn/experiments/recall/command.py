@@ -3,7 +3,6 @@
 import sys
 import time
 from argparse import Namespace
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from ...records import Records
 from ...table import render
 from ..capacity import loss_bound, statement
 from ..checkpoint import Checkpoint
+from ..turns import take_turns
 from .plot import save_plot
 from .training import TARGET, TRAINED, Batch, make_trainer, start
 
@@ -92,13 +92,7 @@ def _on_gpu(device: str) -> bool:
 
 def _train_all(batches: Sequence[Batch], options: Namespace, records: Records[Row]) -> None:
     with progress(len(batches) * options.steps) as advance:
-        trainings = [_prepare(batch, options, records, advance) for batch in batches]
-        # one alone leaves a GPU idle for half of the time
-        waiting = deque([trainings] if _on_gpu(options.device) else [[training] for training in trainings])
-        while waiting:
-            group = waiting.popleft()
-            while group:
-                group = [training for training in group if next(training, "over") != "over"]
+        take_turns([_prepare(batch, options, records, advance) for batch in batches], options.device)
 
 
 def _prepare(batch: Batch, options: Namespace, records: Records[Row], advance: Advance) -> Iterator[None]:
