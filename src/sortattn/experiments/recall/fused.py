@@ -11,17 +11,15 @@ from ...kernels import RIESZ_EPSILON, Dpfp, ExponentialKernel, FeatureKernel, Ke
 from . import step_kernels
 from .training import BETA1, BETA2, CLIP, FLOOR, MATRIX_EPSILON, PARAMETERS, RATE, TARGET, TOKEN_EPSILON
 
-# rows of one run in a tile; fewer where a program holds them over the whole width of the Gram matrix
-ROWS, SLOPE_ROWS, WIDE_ROWS = 32, 32, 4
-# the side of a tile of the Gram matrix
-SIDE = 64
-# how many terms an inner product takes at once
-CHUNK = 32
+# rows of one run in a tile; fewer where a program takes them over the whole width of the Gram matrix, or has much to do
+# for each
+ROWS, WIDE_ROWS, FEATURE_ROWS = 32, 2, 8
+# the side of a tile of the Gram matrix, and warps in a program: from pairs of coordinates, and from inner products
+SIDES, SCORE_WARPS = {True: 32, False: 64}, {True: 1, False: 4}
+# how many terms an inner product takes at once; how many dimensions, or rows, a sum over pairs does
+CHUNK, UNROLL = 32, 8
 # rows of a matrix that one program has the gradient of
 PIECE = 16
-# how many dimensions `scores` and rows of the other side `slopes` load at once
-UNROLL, SLOPE_UNROLL = 8, 8
-SLOPE_WARPS, SCORE_WARPS = 4, 4
 # products of float32 on tensor cores, in three parts that together have all its digits
 PRECISION = "tf32x3"
 
@@ -39,6 +37,7 @@ class FusedStep:
         self.count = self.head_dim * (int(kernel.dimension) if self.mapped else 1)
         self.tau = kernel.default_bandwidth(self.head_dim)
         self.kind = "dpfp" if isinstance(kernel, Dpfp) else kernel.name
+        self.side = SIDES[self.pairs]
         self._place(list(lengths))
         self._reserve()
 
@@ -51,15 +50,15 @@ class FusedStep:
     def _place(self, lengths: list[int]) -> None:
         """The lists of tiles, those of long runs first, since they take longest."""
         order = sorted(range(self.runs), key=lambda run: -lengths[run])
-        rows, long, wide = (
+        rows, wide, narrow = (
             [(run, first) for run in order for first in range(0, lengths[run], size)]
-            for size in (ROWS, SLOPE_ROWS, WIDE_ROWS)
+            for size in (ROWS, WIDE_ROWS, FEATURE_ROWS)
         )
-        squares = [(run, first, second) for run in order for first in range(0, lengths[run], SIDE)
-                   for second in range(0, lengths[run], SIDE)]  # fmt: skip
+        squares = [(run, first, second) for run in order for first in range(0, lengths[run], self.side)
+                   for second in range(0, lengths[run], self.side)]  # fmt: skip
         device = self.state["tokens"].device
-        self.rows, self.long, self.wide, self.squares, self.lengths = (
-            torch.tensor(part, dtype=torch.int32, device=device) for part in (rows, long, wide, squares, lengths)
+        self.rows, self.wide, self.narrow, self.squares, self.lengths = (
+            torch.tensor(part, dtype=torch.int32, device=device) for part in (rows, wide, narrow, squares, lengths)
         )
 
     def _reserve(self) -> None:
@@ -70,8 +69,8 @@ class FusedStep:
         shape = (2, self.runs, self.pitch)
         self.points = tokens.new_zeros(*shape, self.head_dim)
         self.columns = tokens.new_zeros(2, self.runs, self.head_dim, self.pitch) if self.pairs else self.points
-        self.sizes = tokens.new_zeros(shape)
-        self.zeros = tokens.new_zeros(SIDE, SIDE)
+        self.sizes, self.sums = (tokens.new_zeros(shape) for _ in range(2))
+        self.zeros = tokens.new_zeros(self.side, self.side)
         self.features = tokens.new_zeros(*shape, self.count) if self.mapped else self.points
         self.matrix = tokens.new_zeros(self.runs, self.pitch, self.pitch)
         self.distances = torch.zeros_like(self.matrix) if self.kind == "riesz" else self.matrix
@@ -95,41 +94,45 @@ class FusedStep:
             PRECISION=PRECISION, **shape,
         )  # fmt: skip
         if self.mapped:
-            step_kernels.features[count, 2](
-                self.points, self.features, self.rows, self.lengths, active, self.runs, self.pitch,
-                KIND=self.kind, SHIFT=self._shift, COUNT=self.count, **shape,
+            step_kernels.features[len(self.narrow), 2](
+                self.points, self.features, self.narrow, self.lengths, active, self.runs, self.pitch,
+                KIND=self.kind, SHIFT=self._shift, COUNT=self.count, num_warps=2, **shape | {"ROWS": FEATURE_ROWS},
             )  # fmt: skip
         source = self.columns if self.pairs else self.features
         step_kernels.scores[len(self.squares),](
             source[0], source[1], self.sizes, self.zeros, self.matrix, self.distances, self.squares, active,
             self.runs, self.pitch,
-            KIND=self.kind, PAIRS=self.pairs, COUNT=self.count, EPSILON=self._epsilon, CHUNK=CHUNK, SIDE=SIDE,
-            PRECISION=PRECISION, UNROLL=UNROLL, num_warps=SCORE_WARPS,
+            KIND=self.kind, PAIRS=self.pairs, COUNT=self.count, EPSILON=self._epsilon, CHUNK=CHUNK, SIDE=self.side,
+            PRECISION=PRECISION, UNROLL=UNROLL, num_warps=SCORE_WARPS[self.pairs],
         )  # fmt: skip
         step_kernels.normalise[len(self.wide),](
             self.matrix, self.distances, self.row_loss, self.wide, self.lengths, active, self.pitch,
             ROOT=self.kind == "riesz", EXPONENTIAL=isinstance(self.kernel, ExponentialKernel), FLOOR=FLOOR,
-            ROWS=WIDE_ROWS, WIDTH=triton.next_power_of_2(self.pitch), SIDE=SIDE,
+            ROWS=WIDE_ROWS, WIDTH=triton.next_power_of_2(self.pitch), CHUNK=CHUNK,
         )  # fmt: skip
 
     def _differentiate(self) -> None:
         """The gradients by tokens and matrices, from that by the Gram matrix."""
         state, active, runs = self.state, self.state["active"], self.runs
-        step_kernels.slopes[len(self.long), 2, triton.cdiv(self.count, self.width)](
-            self.features, self.sizes, self.matrix, self.distances, self.slopes, self.long, self.lengths, active,
-            runs, self.pitch,
-            KIND=self.kind, PAIRS=self.pairs, COUNT=self.count, WIDTH=self.width, ROWS=SLOPE_ROWS, TAU=self.tau,
-            CHUNK=CHUNK, PRECISION=PRECISION, UNROLL=SLOPE_UNROLL, num_warps=SLOPE_WARPS,
+        if self.kind in ("riesz", "add_riesz"):
+            step_kernels.add_up[len(self.rows), 2](
+                self.matrix, self.sums, self.rows, self.lengths, active, runs, self.pitch, ROWS=ROWS, CHUNK=CHUNK
+            )
+        step_kernels.slopes[len(self.rows), 2, triton.cdiv(self.count, self.width)](
+            self.features, self.sizes, self.sums, self.matrix, self.distances, self.slopes, self.rows, self.lengths,
+            active, runs, self.pitch, KIND=self.kind, PAIRS=self.pairs, COUNT=self.count, WIDTH=self.width, ROWS=ROWS,
+            TAU=self.tau, CHUNK=CHUNK, PRECISION=PRECISION, UNROLL=UNROLL,
         )  # fmt: skip
-        shape = {"D": self.head_dim, "WIDTH": self.width, "ROWS": ROWS}
+        shape = {"D": self.head_dim, "WIDTH": self.width}
         if self.mapped:
-            step_kernels.undo_features[len(self.rows), 2](
-                self.points, self.features, self.slopes, self.deltas, self.rows, self.lengths, active, runs,
-                self.pitch, KIND=self.kind, SHIFT=self._shift, COUNT=self.count, **shape,
+            step_kernels.undo_features[len(self.narrow), 2](
+                self.points, self.features, self.slopes, self.deltas, self.narrow, self.lengths, active, runs,
+                self.pitch, KIND=self.kind, SHIFT=self._shift, COUNT=self.count, ROWS=FEATURE_ROWS, num_warps=2,
+                **shape,
             )  # fmt: skip
         step_kernels.token_gradient[len(self.rows),](
             self.deltas, state["query_map"], state["key_map"], self.by_tokens, self.norms, self.rows, self.lengths,
-            active, runs, self.longest, self.pitch, self.norms.shape[1], PRECISION=PRECISION, **shape,
+            active, runs, self.longest, self.pitch, self.norms.shape[1], PRECISION=PRECISION, ROWS=ROWS, **shape,
         )  # fmt: skip
         step_kernels.map_gradient[runs, 2, self.pieces](
             state["tokens"], self.deltas, self.by_maps, self.norms, self.lengths, active, runs, self.longest,

@@ -205,7 +205,7 @@ def scores(
 def normalise(
     matrix, distances, row_loss, tiles, lengths, active, pitch,
     ROOT: tl.constexpr, EXPONENTIAL: tl.constexpr, FLOOR: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
-    SIDE: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Replaces scores by the gradient of the loss per token; `row_loss (P, pitch)` is what each row adds to the loss.
 
@@ -217,8 +217,8 @@ def normalise(
     others = tl.arange(0, WIDTH)
     inside = (rows < length)[:, None] & (others < length)[None, :]
     place = (run * pitch + rows)[:, None] * pitch + others[None, :]
-    # of whole tiles, so that neighbours are read together
-    written = (rows < length)[:, None] & (others < tl.cdiv(length, SIDE) * SIDE)[None, :]
+    # whole chunks, as `slopes` reads them
+    written = (rows < length)[:, None] & (others < tl.cdiv(length, CHUNK) * CHUNK)[None, :]
     score = tl.load(matrix + place, mask=written, other=0.0)
     if EXPONENTIAL:
         score = tl.where(inside, score, -float("inf"))
@@ -249,8 +249,27 @@ def normalise(
 
 
 @triton.jit
+def add_up(matrix, found, tiles, lengths, active, runs, pitch, ROWS: tl.constexpr, CHUNK: tl.constexpr):
+    """`found (2, P, pitch)`: the sums of rows and of columns of the gradient, for the norms of the Riesz kernels."""
+    run, rows, length = _place(tiles, lengths, ROWS)
+    if not tl.load(active + run):
+        return
+    side = tl.program_id(1)
+    base = matrix + run * pitch * pitch
+    total = tl.zeros((ROWS,), found.dtype.element_ty)
+    for begin in range(0, length, CHUNK):
+        steps = begin + tl.arange(0, CHUNK)
+        if side == 0:
+            total += tl.sum(tl.load(base + rows[:, None] * pitch + steps[None, :]), 1)
+        else:
+            held = (steps < length)[:, None]
+            total += tl.sum(tl.load(base + steps[:, None] * pitch + rows[None, :], mask=held, other=0.0), 0)
+    tl.store(found + (side * runs + run) * pitch + rows, total)
+
+
+@triton.jit
 def slopes(
-    marks, sizes, matrix, distances, found, tiles, lengths, active, runs, pitch,
+    marks, sizes, sums, matrix, distances, found, tiles, lengths, active, runs, pitch,
     KIND: tl.constexpr, PAIRS: tl.constexpr, COUNT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     TAU: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
@@ -271,23 +290,20 @@ def slopes(
     if PAIRS:
         # a key reads its column of the matrix, a query its row
         down, along = tl.where(side == 0, pitch, 1), tl.where(side == 0, 1, pitch)
-        weights = run * pitch * pitch + rows * down
-        sums = tl.zeros((ROWS,), kind)
+        # of riesz by the difference, the gradient over the distance
+        weights = (distances if KIND == "riesz" else matrix) + run * pitch * pitch + rows * down
         point = tl.load(marks + (own * pitch + rows)[:, None] * COUNT + index[None, :], mask=held[None, :], other=0.0)
         here = _steepen(KIND, point)
         for step in tl.range(0, length, loop_unroll_factor=UNROLL):
             mark = _steepen(KIND, tl.load(marks + (other * pitch + step) * COUNT + index, mask=held, other=0.0))
-            weight = tl.load(matrix + weights + step * along)
-            if KIND == "riesz" or KIND == "add_riesz":
-                sums += weight
+            total += tl.load(weights + step * along)[:, None] * _slope(KIND, mark[None, :] - here)
+        if KIND == "riesz" or KIND == "add_riesz":
+            sum = tl.load(sums + own * pitch + rows)[:, None]
             if KIND == "riesz":
-                weight = tl.load(distances + weights + step * along)
-            total += weight[:, None] * _slope(KIND, mark[None, :] - here)
-        if KIND == "riesz":
-            norm = tl.load(sizes + own * pitch + rows)
-            total += (sums / tl.where(norm > 0, norm, 1.0))[:, None] * point
-        if KIND == "add_riesz":
-            total += sums[:, None] * tl.clamp(point * STEEP, -1.0, 1.0)
+                norm = tl.load(sizes + own * pitch + rows)[:, None]
+                total += sum / tl.where(norm > 0, norm, 1.0) * point
+            else:
+                total += sum * tl.clamp(point * STEEP, -1.0, 1.0)
     else:
         base = matrix + run * pitch * pitch
         for begin in range(0, length, CHUNK):
