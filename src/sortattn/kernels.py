@@ -513,10 +513,12 @@ class Dpfp(FeatureKernel):
     dimension = 2 * DPFP_NU
     additive = False
     capacity = "<= 6D"
+    # the distance of the first neighbour: with 0 the squares are among the products
+    first: ClassVar[int] = 0
 
     def features(self, points):
         halves = torch.cat([_relu(points), _relu(-points)], -1)
-        return torch.cat([halves * halves.roll(-shift, -1) for shift in range(DPFP_NU)], -1)
+        return torch.cat([halves * halves.roll(-shift, -1) for shift in range(self.first, self.first + DPFP_NU)], -1)
 
 
 def _relu(points: Tensor) -> Tensor:

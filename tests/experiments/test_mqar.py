@@ -11,7 +11,7 @@ from sortattn.experiments.mqar.command import Row, best
 from sortattn.experiments.mqar.model import make_model
 from sortattn.experiments.mqar.plot import draw
 from sortattn.experiments.mqar.task import NOTHING, length_for, make_batch
-from sortattn.experiments.mqar.training import Run, Trainer, rate_at
+from sortattn.experiments.mqar.training import Run, Trainer, make_trainer, rate_at
 from sortattn.records import read
 
 RUN = Run("softmax", 4, 32, 1e-2, 0, 32, 64, 2, 1, 64, 400, "cpu")
@@ -111,6 +111,19 @@ def test_softmax_learns_to_recall():
     trainer.advance(200)
     # picking any of the four values would be a quarter
     assert trainer.test(4) > 0.9
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("kernel", ["softmax", "add_laplace", "elu"])
+def test_a_gpu_takes_the_same_steps_by_a_graph(kernel):
+    run = replace(RUN, kernel=kernel, device="cuda")
+    plain, graph = Trainer(run), make_trainer(run)
+    for trainer in (plain, graph):
+        trainer.advance(25)
+        trainer.wait()
+    assert graph.done == 25
+    assert graph.loss == pytest.approx(plain.loss, rel=1e-3)
 
 
 def test_a_state_carried_over_goes_on_bitwise():

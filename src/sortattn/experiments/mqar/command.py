@@ -3,7 +3,7 @@
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -17,9 +17,10 @@ from ...kernels import KERNELS
 from ...records import Records
 from ...table import render
 from ..checkpoint import Checkpoint
+from ..turns import take_turns
 from .plot import save_plot
 from .task import length_for
-from .training import Run, Trainer
+from .training import Run, make_trainer
 
 # after so many steps the loss is shown, and a checkpoint may be left
 STRIDE = 20
@@ -92,18 +93,25 @@ def make_runs(options: Namespace, shape: dict, rows: Iterable[Row]) -> list[Run]
 
 def _train_all(runs: Sequence[Run], options: Namespace, records: Records[Row]) -> None:
     with progress(len(runs) * options.steps) as advance:
-        for run in runs:
-            label = f"{run.kernel}-{run.pairs}-{run.width}-{run.rate:g}-{run.seed}"
-            path = records.path.with_name(f"{records.path.stem}.{label}.checkpoint")
-            checkpoint = Checkpoint(path, asdict(run), every=options.save_every)
-            if options.fresh:
-                checkpoint.remove()
-            train(run, records, checkpoint, advance)
+        take_turns([_prepare(run, options, records, advance) for run in runs], options.device)
 
 
-def train(run: Run, records: Records[Row], checkpoint: Checkpoint, advance: Advance) -> None:
-    """Trains one model, from its checkpoint if there is one, tests it and adds its row."""
-    trainer, found = Trainer(run), checkpoint.load()
+def _prepare(run: Run, options: Namespace, records: Records[Row], advance: Advance) -> Iterator[None]:
+    """The training of a model, with its checkpoint."""
+    label = f"{run.kernel}-{run.pairs}-{run.width}-{run.rate:g}-{run.seed}"
+    path = records.path.with_name(f"{records.path.stem}.{label}.checkpoint")
+    checkpoint = Checkpoint(path, asdict(run), every=options.save_every)
+    if options.fresh:
+        checkpoint.remove()
+    return train(run, records, checkpoint, advance)
+
+
+def train(run: Run, records: Records[Row], checkpoint: Checkpoint, advance: Advance) -> Iterator[None]:
+    """Trains one model, from its checkpoint if there is one, tests it and adds its row.
+
+    It pauses whenever it has given the device some steps to take, so that others can give theirs.
+    """
+    trainer, found = make_trainer(run), checkpoint.load()
     seconds = 0.0
     if found is not None:
         trainer.load(found)
@@ -114,6 +122,8 @@ def train(run: Run, records: Records[Row], checkpoint: Checkpoint, advance: Adva
     while trainer.done < run.most_steps:
         stride = min(STRIDE, run.most_steps - trainer.done)
         trainer.advance(stride)
+        yield
+        trainer.wait()
         seconds = time.perf_counter() - begun
         advance(f"{label} loss {trainer.loss:.2f}", stride)
         checkpoint.offer({**trainer.state(), "seconds": seconds})

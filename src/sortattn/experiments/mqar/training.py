@@ -61,30 +61,55 @@ class Trainer:
         for _ in range(steps):
             for group in self.optimizer.param_groups:
                 group["lr"] = rate_at(self.done, self.run)
-            loss, _ = self._measure(self.run.seed * self.run.most_steps + self.done, self.run.batch)
-            self.optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), LARGEST_GRADIENT)
-            self.optimizer.step()
+            loss = self._learn(*questions(self.run, seed_of(self.run, self.done)))
             self.done += 1
-        self.loss = float(loss.detach())
+        self.loss = float(loss)
+
+    def wait(self) -> None:
+        """Returns when the steps have been taken: here at once."""
 
     @torch.no_grad()
     def test(self, batches: int) -> float:
         """The share of values that are recalled, over batches that were not trained on."""
-        return sum(float(self._measure(TEST_SEED + index, self.run.batch)[1]) for index in range(batches)) / batches
+        right = 0.0
+        for index in range(batches):
+            tokens, places, wanted = questions(self.run, TEST_SEED + index)
+            right += float((self.model(tokens, places).argmax(-1) == wanted).float().mean())
+        return right / batches
 
-    def _measure(self, seed: int, count: int) -> tuple[Tensor, Tensor]:
-        run = self.run
-        generator = torch.Generator(run.device).manual_seed(seed)
-        tokens, labels = make_batch(
-            count, pairs=run.pairs, length=run.length, vocabulary=run.vocabulary, generator=generator
-        )
-        # as many in every row as there are pairs
-        places = (labels != NOTHING).nonzero()[:, 1].view(count, run.pairs)
-        wanted = labels.gather(1, places)
-        logits = self.model(tokens, places)
-        return F.cross_entropy(logits.flatten(0, 1), wanted.flatten()), (logits.argmax(-1) == wanted).float().mean()
+    def _learn(self, tokens: Tensor, places: Tensor, wanted: Tensor) -> Tensor:
+        """One step; returns the loss before it."""
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.model(tokens, places).flatten(0, 1), wanted.flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), LARGEST_GRADIENT)
+        self.optimizer.step()
+        return loss.detach()
+
+
+def make_trainer(run: Run) -> Trainer:
+    """The trainer for the run's device."""
+    if torch.device(run.device).type != "cuda":
+        return Trainer(run)
+    from .gpu import GpuTrainer
+
+    return GpuTrainer(run)
+
+
+def seed_of(run: Run, step: int) -> int:
+    """The seed of the sequences of a step."""
+    return run.seed * run.most_steps + step
+
+
+def questions(run: Run, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sequences `(B, N)`, and the places `(B, pairs)` where values are to be recalled, and those values."""
+    generator = torch.Generator(run.device).manual_seed(seed)
+    tokens, labels = make_batch(
+        run.batch, pairs=run.pairs, length=run.length, vocabulary=run.vocabulary, generator=generator
+    )
+    # as many in every row as there are pairs; a sort, since the host need not wait for it
+    places = (labels == NOTHING).to(torch.uint8).sort(stable=True).indices[:, : run.pairs]
+    return tokens, places, labels.gather(1, places)
 
 
 def rate_at(step: int, run: Run) -> float:

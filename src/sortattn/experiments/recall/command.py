@@ -1,10 +1,9 @@
 """`sortattn recall`: from the options to the rows, the table and the figure."""
 
-import math
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,16 +14,16 @@ from ...bench.machine import Measured, now, this_machine
 from ...bench.progress import Advance, progress
 from ...bench.run import use_threads
 from ...errors import CommandError
-from ...kernels import KERNELS
 from ...records import Records
 from ...table import render
 from ..capacity import loss_bound, statement
 from ..checkpoint import Checkpoint
+from ..turns import take_turns
 from .plot import save_plot
-from .training import TARGET, Batch, Trainer, start
+from .training import TARGET, TRAINED, Batch, make_trainer, start
 
 # after so many steps the losses are looked at, and a checkpoint may be left
-STRIDE = 20
+STRIDE, GPU_STRIDE = 20, 500
 # the sums of float32 may undercut a bound by so much
 ROUNDING = 1e-4
 SMOKE = {"kernel": ["add_bump", "relu"], "sizes": [3, 6, 9], "head_dim": 4, "seeds": 2, "steps": 200, "save_every": 0.0}
@@ -57,7 +56,7 @@ def recall(options: Namespace) -> int:
     """Runs what is missing and shows everything; returns 0, 1 if a loss undercuts its bound, 130 if interrupted."""
     if options.smoke:
         vars(options).update(SMOKE)
-    check_names("kernel", options.kernel, list(KERNELS))
+    check_names("kernel", options.kernel, list(TRAINED))
     device = usable_device(options.device)
     common = {"head_dim": options.head_dim, "most_steps": options.steps, "device": device}
     common |= {"threads": use_threads(options.threads), **asdict(this_machine(device))}
@@ -73,46 +72,59 @@ def recall(options: Namespace) -> int:
 
 
 def make_batches(options: Namespace, rows: Iterable[Row]) -> list[Batch]:
-    """The batches of all runs that are not among the rows; on GPUs lengths up to a factor of two share one."""
+    """The batches of all runs that are not among the rows; on GPUs all lengths of a kernel share one."""
     done = {(row.kernel, row.n, row.seed) for row in rows}
-    on_gpu = torch.device(options.device).type == "cuda"
     batches = []
     for kernel in dict.fromkeys(options.kernel):
-        classes: dict[int, list[int]] = {}
-        for size in sorted(set(options.sizes)):
-            if any((kernel, size, seed) not in done for seed in range(options.seeds)):
-                classes.setdefault(math.ceil(math.log2(size)) if on_gpu else size, []).append(size)
-        batches += [
-            Batch(kernel, tuple(sizes), options.seeds, options.head_dim, options.device) for sizes in classes.values()
+        missing = [
+            size
+            for size in sorted(set(options.sizes))
+            if any((kernel, size, seed) not in done for seed in range(options.seeds))
         ]
+        groups = [tuple(missing)] if _on_gpu(options.device) else [(size,) for size in missing]
+        batches += [Batch(kernel, sizes, options.seeds, options.head_dim, options.device) for sizes in groups if sizes]
     return batches
+
+
+def _on_gpu(device: str) -> bool:
+    return torch.device(device).type == "cuda"
 
 
 def _train_all(batches: Sequence[Batch], options: Namespace, records: Records[Row]) -> None:
     with progress(len(batches) * options.steps) as advance:
-        for batch in batches:
-            plan = {**asdict(batch), "sizes": list(batch.sizes), "most_steps": options.steps}
-            sizes = "-".join(map(str, batch.sizes))
-            path = records.path.with_name(f"{records.path.stem}.{batch.kernel}-{sizes}.checkpoint")
-            checkpoint = Checkpoint(path, plan, every=options.save_every)
-            if options.fresh:
-                checkpoint.remove()
-            train(batch, options.steps, records, checkpoint, advance)
+        take_turns([_prepare(batch, options, records, advance) for batch in batches], options.device)
 
 
-def train(batch: Batch, most: int, records: Records[Row], checkpoint: Checkpoint, advance: Advance) -> None:
-    """Trains one batch, from its checkpoint if there is one, and adds its rows."""
+def _prepare(batch: Batch, options: Namespace, records: Records[Row], advance: Advance) -> Iterator[None]:
+    """The training of a batch, with its checkpoint."""
+    plan = {**asdict(batch), "sizes": list(batch.sizes), "most_steps": options.steps}
+    sizes = "-".join(map(str, batch.sizes))
+    path = records.path.with_name(f"{records.path.stem}.{batch.kernel}-{sizes}.checkpoint")
+    checkpoint = Checkpoint(path, plan, every=options.save_every)
+    if options.fresh:
+        checkpoint.remove()
+    return train(batch, options.steps, records, checkpoint, advance)
+
+
+def train(batch: Batch, most: int, records: Records[Row], checkpoint: Checkpoint, advance: Advance) -> Iterator[None]:
+    """Trains one batch, from its checkpoint if there is one, and adds its rows.
+
+    It pauses whenever it has given the device some steps to take, so that others can give theirs.
+    """
     state, seconds = _resume(batch, checkpoint)
-    trainer = Trainer(batch, state)
+    trainer = make_trainer(batch, state)
+    longest = GPU_STRIDE if _on_gpu(batch.device) else STRIDE
     label = f"{batch.kernel} N={','.join(map(str, batch.sizes))}"
     done = int(state["time"])
     advance(label, done)
     begun = time.perf_counter() - max(seconds)
     while done < most and bool(state["active"].any()):
-        stride = min(STRIDE, most - done)
+        stride = min(longest, most - done)
         # the runs that end in this stride ended before its end; the others go on
         running = state["active"].tolist()
         trainer.advance(stride)
+        yield
+        trainer.wait()
         done += stride
         passed = time.perf_counter() - begun
         seconds = [passed if active else before for active, before in zip(running, seconds, strict=True)]
@@ -132,7 +144,7 @@ def _resume(batch: Batch, checkpoint: Checkpoint) -> tuple[dict, list[float]]:
 
 
 def _add_rows(batch: Batch, records: Records[Row], state: dict, seconds: Sequence[float]) -> None:
-    kernel = KERNELS[batch.kernel]
+    kernel = TRAINED[batch.kernel]
     columns = zip(*(state[name].tolist() for name in ("steps", "loss", "lowest")), seconds, strict=True)
     held = {(row.kernel, row.n, row.seed) for row in records.rows}
     rows = [
@@ -167,9 +179,9 @@ def loss_table(rows: Sequence[Row], style: str = "text") -> str:
     found = best(rows)
     sizes = sorted({row.n for row in rows})
     lines = []
-    for name in [name for name in KERNELS if any(row.kernel == name for row in rows)]:
+    for name in [name for name in TRAINED if any(row.kernel == name for row in rows)]:
         cells = [f"{found[name, n].lowest_loss:.1e}" if (name, n) in found else "" for n in sizes]
-        lines.append([name, statement(KERNELS[name], rows[0].head_dim), *cells])
+        lines.append([name, statement(TRAINED[name], rows[0].head_dim), *cells])
     return render(["kernel", "capacity", *(f"N={n}" for n in sizes)], lines, style, left=2)
 
 

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...bench.plot import COLOURS, MARKERS, new_figure
-from ...kernels import KERNELS
 from ..capacity import bounds
-from .training import TARGET
+from .training import TARGET, TRAINED
 
 
 def save_plot(rows: Sequence, path: Path, conditions: str) -> None:
@@ -21,7 +20,7 @@ def draw(rows: Sequence, conditions: str):
     figure = new_figure(9, 5)
     axes = figure.subplots()
     head_dim = rows[0].head_dim
-    names = [name for name in KERNELS if any(row.kernel == name for row in rows)]
+    names = [name for name in TRAINED if any(row.kernel == name for row in rows)]
     for index, name in enumerate(names):
         look = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
         # several kernels share a colour when there are more of them than colours
@@ -56,7 +55,7 @@ def _draw_kernel(axes, rows: Sequence, look: dict) -> None:
 def _mark_capacities(axes, names: Sequence[str], head_dim: int, largest: int) -> None:
     marks: dict[float, list[str]] = {}
     for name in names:
-        low, high = bounds(KERNELS[name], head_dim)
+        low, high = bounds(TRAINED[name], head_dim)
         for limit in {low, high} - {1.0}:
             if limit <= largest:
                 marks.setdefault(limit, []).append(name)

@@ -1,8 +1,8 @@
 """The training of the paper's section 4.1: tokens, `W_Q` and `W_K` are learned until `A` is the identity.
 
-All runs of a batch (several seeds, and on GPUs several lengths) are trained side by side, as one tensor with a leading
+All runs of a batch (several seeds, and on GPUs all lengths) are trained side by side, as one tensor with a leading
 dimension P; shorter ones are padded. A run that has reached the target stands still. The state is a dictionary of
-tensors that is changed in place: a CUDA graph can replay a step, and a checkpoint can hold it.
+tensors that is changed in place: a checkpoint can hold it. `Trainer` is the definition; `gpu` has one for GPUs.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ...kernels import KERNELS, ExponentialKernel, Gauss, Kernel, Laplace, SidedKernel
+from ...errors import CommandError
+from ...kernels import KERNELS, Dpfp, ExponentialKernel, Kernel
 
 RATE = 0.03
 TARGET = 1e-4
@@ -24,6 +25,17 @@ BETA1, BETA2 = 0.9, 0.999
 # queries without any weight have no gradient; tri, which can be negative, has the same floor
 FLOOR = 1e-6
 PARAMETERS = ("tokens", "query_map", "key_map")
+
+
+class RolledDpfp(Dpfp):
+    """`dpfp` without the squares: products with the first, second and third neighbour, as its inventors have it."""
+
+    name = "dpfp_123"
+    first = 1
+
+
+TRAINED: dict[str, Kernel] = {**KERNELS, RolledDpfp.name: RolledDpfp()}
+"""What can be trained: the paper's kernels, and `dpfp` as Schlag et al. wrote it."""
 
 
 @dataclass(frozen=True)
@@ -66,67 +78,46 @@ def start(batch: Batch) -> dict[str, Tensor]:
     return {name: part.to(batch.device) for name, part in state.items()}
 
 
-def losses(
-    kernel: Kernel,
-    tokens: Tensor,
-    query_map: Tensor,
-    key_map: Tensor,
-    counts: Tensor | None = None,
-    *,
-    side_by_side: bool = False,
-) -> Tensor:
-    """`|A - Id|_F^2` of every run, `(P,)`, with `q_n = W_Q u_n` and `k_n = W_K u_n`, by the dense definition.
-
-    `side_by_side` computes all dimensions at once and then their sum, instead of one after the other: what a compiler
-    turns into one loop, and what takes D times the memory without one.
-    """
+def losses(kernel: Kernel, tokens: Tensor, query_map: Tensor, key_map: Tensor, counts: Tensor | None = None) -> Tensor:
+    """`|A - Id|_F^2` of every run, `(P,)`, with `q_n = W_Q u_n` and `k_n = W_K u_n`, by the dense definition."""
     query, key = (tokens @ matrix.transpose(-1, -2) for matrix in (query_map, key_map))
     place = torch.arange(tokens.shape[1], device=tokens.device)
     seen = None if counts is None else place < counts[:, None]
-    attention = _attention(kernel, query, key, seen, side_by_side)
+    attention = _attention(kernel, query, key, seen)
     error = (attention - (place == place[:, None]).to(tokens.dtype)).square().sum(-1)
     return (error if seen is None else torch.where(seen, error, 0.0)).sum(-1)
 
 
-def _attention(kernel: Kernel, query: Tensor, key: Tensor, seen: Tensor | None, side_by_side: bool) -> Tensor:
+def _attention(kernel: Kernel, query: Tensor, key: Tensor, seen: Tensor | None) -> Tensor:
     """The attention matrices `(P, N, N)`."""
     bandwidth = kernel.default_bandwidth(query.shape[-1])
     exponential = isinstance(kernel, ExponentialKernel)
-    matrix = kernel.log_gram if exponential else kernel.gram
-    if side_by_side and isinstance(kernel, (SidedKernel, Gauss, Laplace)):
-        # a sum over the dimensions, in the exponent for the last two
-        scores = matrix(*(part.transpose(-1, -2)[..., None] for part in (query, key)), bandwidth).sum(1)
-    else:
-        scores = matrix(query, key, bandwidth)
+    scores = (kernel.log_gram if exponential else kernel.gram)(query, key, bandwidth)
     if seen is not None:
         scores = torch.where(seen[:, None], scores, -torch.inf if exponential else 0.0)
     return scores.softmax(-1) if exponential else scores / scores.sum(-1, keepdim=True).clamp(min=FLOOR)
 
 
 class Trainer:
-    """Takes steps on the state of a batch, in place: one by one on the CPU, compiled and as a CUDA graph on GPUs."""
+    """Takes steps on the state of a batch, in place, with gradients by autograd."""
 
     def __init__(self, batch: Batch, state: dict[str, Tensor]):
         self.state = state
-        kernel, counts = KERNELS[batch.kernel], batch.counts
+        self._losses: Callable[..., Tensor] = partial(losses, TRAINED[batch.kernel], counts=batch.counts)
         self.lengths = torch.tensor([size for size, _ in batch.runs], device=batch.device)
-        on_gpu = torch.device(batch.device).type == "cuda"
-        self._losses: Callable[..., Tensor] = partial(losses, kernel, counts=counts, side_by_side=on_gpu)
-        self._take = self._step
-        if on_gpu:
-            self._losses = torch.compile(self._losses, dynamic=False)
-            with torch.cuda.device(batch.device):
-                self._take = self._capture()
 
     def advance(self, steps: int) -> None:
         """Takes so many steps with the runs that are active."""
         for _ in range(steps):
-            self._take()
+            self._step()
+
+    def wait(self) -> None:
+        """Returns when the steps have been taken: here at once."""
 
     def finish(self) -> None:
         """Brings `loss` and `lowest` up to the last step."""
         with torch.no_grad():
-            self._note(self._losses(*(self.state[name] for name in PARAMETERS)))
+            note(self.state, self._losses(*(self.state[name] for name in PARAMETERS)))
 
     def _step(self) -> None:
         parameters = [self.state[name].detach().requires_grad_() for name in PARAMETERS]
@@ -134,45 +125,41 @@ class Trainer:
         # of the loss per token, as the epsilons above are meant
         gradients = torch.autograd.grad((found / self.lengths).sum(), parameters)
         with torch.no_grad():
-            self._note(found.detach())
-            self._update(gradients)
+            note(self.state, found.detach())
+            update(self.state, gradients)
 
-    def _note(self, found: Tensor) -> None:
-        state = self.state
-        state["loss"].copy_(torch.where(state["active"], found, state["loss"]))
-        # not `minimum`, which a NaN would win
-        state["lowest"].copy_(torch.where(state["loss"] < state["lowest"], state["loss"], state["lowest"]))
-        state["active"].logical_and_(~(state["loss"] < TARGET))
 
-    def _update(self, gradients: tuple[Tensor, ...]) -> None:
-        """One step of Adam with clipped gradients for the runs that are active."""
-        state = self.state
-        state["time"].add_(1.0)
-        state["steps"].add_(state["active"])
-        norm = sum(part.square().sum((1, 2)) for part in gradients).sqrt()
-        scale = (CLIP / (norm + FLOOR)).clamp(max=1.0)[:, None, None]
-        active = state["active"][:, None, None]
-        shrink1, shrink2 = (1 - torch.pow(beta, state["time"]) for beta in (BETA1, BETA2))
-        for name, gradient in zip(PARAMETERS, gradients, strict=True):
-            mean, square = state[f"{name}_mean"], state[f"{name}_square"]
-            mean.lerp_(scale * gradient, 1 - BETA1)
-            square.lerp_((scale * gradient).square(), 1 - BETA2)
-            epsilon = TOKEN_EPSILON if name == "tokens" else MATRIX_EPSILON
-            move = RATE * (mean / shrink1) / ((square / shrink2).sqrt() + epsilon)
-            state[name].sub_(torch.where(active, move, 0.0))
+def note(state: dict[str, Tensor], found: Tensor) -> None:
+    """Notes the losses of the active runs; those below the target end."""
+    state["loss"].copy_(torch.where(state["active"], found, state["loss"]))
+    # not `minimum`, which a NaN would win
+    state["lowest"].copy_(torch.where(state["loss"] < state["lowest"], state["loss"], state["lowest"]))
+    state["active"].logical_and_(~(state["loss"] < TARGET))
 
-    def _capture(self) -> Callable[[], None]:
-        """The replay of one step, recorded after a few that compile it and are undone."""
-        before = {name: part.clone() for name, part in self.state.items()}
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                self._step()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._step()
-        for name, part in before.items():
-            self.state[name].copy_(part)
-        return graph.replay
+
+def update(state: dict[str, Tensor], gradients: tuple[Tensor, ...]) -> None:
+    """One step of Adam with clipped gradients for the runs that are active."""
+    state["time"].add_(1.0)
+    state["steps"].add_(state["active"])
+    norm = sum(part.square().sum((1, 2)) for part in gradients).sqrt()
+    scale = (CLIP / (norm + FLOOR)).clamp(max=1.0)[:, None, None]
+    active = state["active"][:, None, None]
+    shrink1, shrink2 = (1 - torch.pow(beta, state["time"]) for beta in (BETA1, BETA2))
+    for name, gradient in zip(PARAMETERS, gradients, strict=True):
+        mean, square = state[f"{name}_mean"], state[f"{name}_square"]
+        mean.lerp_(scale * gradient, 1 - BETA1)
+        square.lerp_((scale * gradient).square(), 1 - BETA2)
+        epsilon = TOKEN_EPSILON if name == "tokens" else MATRIX_EPSILON
+        move = RATE * (mean / shrink1) / ((square / shrink2).sqrt() + epsilon)
+        state[name].sub_(torch.where(active, move, 0.0))
+
+
+def make_trainer(batch: Batch, state: dict[str, Tensor]) -> Trainer:
+    """The trainer for the batch's device; CommandError where a GPU cannot be used."""
+    if torch.device(batch.device).type != "cuda":
+        return Trainer(batch, state)
+    try:
+        from .gpu import GpuTrainer
+    except ImportError as error:
+        raise CommandError("recall on a GPU needs triton, which torch for CUDA comes with on Linux") from error
+    return GpuTrainer(batch, state)

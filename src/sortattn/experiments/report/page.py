@@ -9,7 +9,7 @@ from html import escape
 
 from ..._version import __version__
 
-# wide tables scroll inside their own box, so that the page fits a phone; colours follow the reader's system
+# wide tables and pictures scroll in a box of their own, so that the page fits a phone; colours follow the reader
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c1c1e; --soft: #5c5c66; --paper: #fff; --line: #dcdce2; --band: #f4f4f7; }
 @media (prefers-color-scheme: dark) {
@@ -24,9 +24,9 @@ a { color: inherit; } nav a { margin-right: .9rem; } p, summary { overflow-wrap:
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .8rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
 th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: right; }
-th:first-child, td:first-child { text-align: left; }
+.words { text-align: left; }
 tbody tr:nth-child(even) { background: var(--band); }
-img { display: block; max-width: 100%; height: auto; background: #fff; border-radius: .4rem; }
+img { display: block; width: 100%; min-width: 36rem; height: auto; background: #fff; border-radius: .4rem; }
 """.strip()
 
 
@@ -44,27 +44,36 @@ class Section:
     def table(self, text: str, heading: str = "") -> None:
         """A table given as CSV, as `sortattn.table.render` makes it."""
         first, *rows = csv.reader(io.StringIO(text))
-        head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in first)
-        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>\n" for row in rows)
-        self._heading(heading)
-        # a box that scrolls must be reachable by the keyboard
-        self.parts.append(
-            f'<div class="scroll" tabindex="0"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n'
-            "</table></div>"
+        kinds = [' class="words"' if _words(column) else "" for column in zip(*rows, strict=True)] or [""] * len(first)
+        head = "".join(f'<th scope="col"{kind}>{escape(cell)}</th>' for cell, kind in zip(first, kinds, strict=True))
+        lines = (
+            "".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(row, kinds, strict=True)) for row in rows
         )
+        body = "".join(f"<tr>{line}</tr>\n" for line in lines)
+        self._heading(heading)
+        self._box(f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>")
 
     def picture(self, figure, text: str) -> None:
         """A matplotlib figure, as a drawing in the page; `text` says what it shows."""
-        self.parts.append(f'<img alt="{escape(text)}" src="data:image/svg+xml;base64,{_drawing(figure)}">')
+        self._box(f'<img alt="{escape(text)}" src="data:image/svg+xml;base64,{_drawing(figure)}">')
 
     def folded(self, summary: str, inner: "Section") -> None:
         """Another section's parts, hidden until the reader asks for them."""
         body = "\n".join(inner.parts)
         self.parts.append(f"<details><summary>{escape(summary)}</summary>\n{body}\n</details>")
 
+    def _box(self, inner: str) -> None:
+        # a box that scrolls must be reachable by the keyboard
+        self.parts.append(f'<div class="scroll" tabindex="0">{inner}</div>')
+
     def _heading(self, text: str) -> None:
         if text:
             self.parts.append(f"<h3>{escape(text)}</h3>")
+
+
+def _words(cells: Sequence[str]) -> bool:
+    """Whether a column holds words: some cell neither begins with a digit, after a sign, nor is empty."""
+    return any(cell and not cell.lstrip("+-<>=~ ")[:1].isdigit() for cell in cells)
 
 
 def _drawing(figure) -> str:

@@ -1,0 +1,49 @@
+"""Prints how far the fused steps for GPUs are from those of the definition, in float64, as JSON: `{kernel: error}`.
+
+Run with TRITON_INTERPRET=1, which computes Triton's kernels on the CPU; it has to be set before Triton is imported.
+"""
+
+import json
+
+import torch
+
+from sortattn.experiments.recall import fused
+from sortattn.experiments.recall.training import TRAINED, Batch, Trainer, start
+
+# lengths below, at and above the tiles, one of them twice as long as a tile of rows
+SIZES, HEAD_DIM = (3, 20, 35), 3
+
+
+def error(name: str, *, moved: bool) -> float:
+    """The largest `difference` of the states after two steps; without `moved` queries and keys are equal."""
+    batch = Batch(name, SIZES, 1, HEAD_DIM, "cpu")
+    states = [as_double(start(batch)) for _ in range(2)]
+    for state in states:
+        generator = torch.Generator().manual_seed(1)
+        for part in ("query_map", "key_map"):
+            state[part] += moved * 0.2 * torch.randn(state[part].shape, generator=generator, dtype=torch.float64)
+        # a run that has ended
+        state["active"][0] = False
+    step = fused.FusedStep(TRAINED[name], [size for size, _ in batch.runs], states[1])
+    Trainer(batch, states[0]).advance(2)
+    for _ in range(2):
+        step.take()
+    assert not torch.equal(states[1]["tokens"][1:], as_double(start(batch))["tokens"][1:])
+    assert torch.equal(states[1]["tokens"][0], states[0]["tokens"][0])
+    return max(difference(*(state[part] for state in states)) for part in states[0])
+
+
+def difference(one: torch.Tensor, two: torch.Tensor) -> float:
+    """The largest, relative to what is above one; what a run that has ended has on one side only does not count."""
+    one, two = (part[1:].double() if part.dim() else part.double() for part in (one, two))
+    return float(((one - two).abs() / two.abs().clamp(min=1)).max())
+
+
+def as_double(state: dict) -> dict:
+    return {name: part.double() if part.is_floating_point() else part for name, part in state.items()}
+
+
+if __name__ == "__main__":
+    # tensor cores are not interpreted
+    fused.PRECISION = "ieee"
+    print(json.dumps({name: max(error(name, moved=moved) for moved in (False, True)) for name in TRAINED}))
