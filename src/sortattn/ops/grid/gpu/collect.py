@@ -44,7 +44,9 @@ def collect_kernel(
     first, part = tl.program_id(0) // parts * TOGETHER, tl.program_id(0) % parts
     block = first + tl.arange(0, TOGETHER)[:, None, None]
     dim = tl.minimum(block // (G // BLOCK), D - 1)
-    node = block % (G // BLOCK) * BLOCK + tl.arange(0, BLOCK)[None, :, None]
+    node = tl.arange(0, BLOCK)[None, :, None]
+    if G > BLOCK:
+        node += block % (G // BLOCK) * BLOCK
     channel = part * CHANNELS + tl.arange(0, CHANNELS)
     total = tl.zeros((TALL, CHANNELS), tl.float32)
     number = tl.zeros((TALL, 16), tl.float32)
@@ -52,12 +54,12 @@ def collect_kernel(
     for start in range(split * span, stop, ROWS):
         n = start + tl.arange(0, ROWS)
         at = (problem * D + dim) * length + n[None, None, :]
-        spot = rows + (problem * length + n)[:, None] * channels + channel[None, :]
+        rows_at = rows + (problem * length + n)[:, None] * channels + channel[None, :]
         if EVEN:
-            row = tl.load(spot)
+            row = tl.load(rows_at)
             place = tl.load(places + at)
         else:
-            row = tl.load(spot, mask=(n < stop)[:, None] & (channel < channels)[None, :], other=0.0)
+            row = tl.load(rows_at, mask=(n < stop)[:, None] & (channel < channels)[None, :], other=0.0)
             place = tl.load(places + at, mask=(n < stop)[None, None, :], other=0)
         if HATS:
             if EVEN:
@@ -82,9 +84,8 @@ def collect_kernel(
     out = ((split * tl.num_programs(1) + problem) * (D * G) + line)[:, None] * channels + channel[None, :]
     tl.store(table + out, total, mask=inside)
     if COUNT:
-        if part == 0:
-            out = (split * tl.num_programs(1) + problem) * (D * G) + line
-            tl.store(counts + out, tl.sum(number, 1), mask=line < D * G)
+        spot = counts + (split * tl.num_programs(1) + problem) * (D * G) + line
+        tl.store(spot, tl.sum(number, 1), mask=line + part * (D * G) < D * G)
     bits = tl.abs(tl.where(inside, total, 0.0)).to(tl.int32, bitcast=True)
     tl.atomic_max(largest + problem, tl.max(tl.max(bits, 1), 0))
 

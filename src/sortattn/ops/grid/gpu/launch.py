@@ -16,6 +16,7 @@ from .locate import locate_kernel
 from .matrix import matrix_kernel
 from .nodes import nodes_kernel
 from .read import read_kernel
+from .slopes import prepare_kernel, slopes_kernel
 from .survey import ROWS, survey_kernel
 from .transform import transform_kernel
 
@@ -287,7 +288,9 @@ class Grid:
 
     def matrix(self, largest: Tensor) -> Tensor:
         """`Phi_gg (P, D, GP, GP)`; raises `largest (P)` to its largest number."""
-        padded, block = self.layout.padded, self.layout.block
+        padded = self.layout.padded
+        # larger blocks do not fit into the registers
+        block = min(padded, 32)
         phi = torch.empty(self.problems, self.dims, padded, padded, device=self.nodes.device)
         matrix_kernel[(self.problems * self.dims, padded // block, padded // block)](
             self.nodes,
@@ -307,11 +310,19 @@ class Grid:
             DECAYS=self.formula.decays,
             RIESZ=self.formula.riesz,
             EXPONENTIAL=self.formula.exponential,
+            num_warps=8,
         )
         return phi
 
     def transform(
-        self, tables: Tables, phi: Tensor, largest: Tensor, transposed: bool = False, factor: Tensor | None = None
+        self,
+        tables: Tables,
+        phi: Tensor,
+        largest: Tensor,
+        *,
+        changes: bool,
+        transposed: bool = False,
+        factor: Tensor | None = None,
     ) -> Readable:
         """What points read, from the tables and `phi`, of which the largest number is in `largest (P)`."""
         table = tables.rows
@@ -342,7 +353,7 @@ class Grid:
             BLOCK=block,
             CHANNELS=wide,
             HATS=self.hats,
-            EXPONENTIAL=self.formula.exponential,
+            CHANGES=changes,
             TRANSPOSED=transposed,
             MASKED=tables.whole is not None,
             FACTOR=factor is not None,
@@ -359,7 +370,7 @@ class Grid:
         narrow = self.layout.narrow
         together = max(1, 64 // block)
         wide = _channels(channels)
-        tall = (256 if block == 64 else 128) if narrow else 64
+        tall = (256 if block == 64 and not self.hats else 128) if narrow else 64
         even = length % tall == 0 and channels % wide == 0 and self.dims * padded // block % together == 0
         read_kernel[(triton.cdiv(length, tall), self.problems, triton.cdiv(channels, wide))](
             places.first,
@@ -385,13 +396,100 @@ class Grid:
             EVEN=even,
             GROUP=flags.group,
             HATS=self.hats,
-            EXPONENTIAL=self.formula.exponential,
             NORMALISE=normalise,
             COUNT=totals is not None,
             num_warps=4,
             num_stages=3,
             **self.layout.precision,
         )
+
+    def slopes(
+        self,
+        points: Tensor,
+        places: Places,
+        rows: Tensor,
+        tables: "Slopes",
+        factors: Tensor | None,
+        extras: Tensor | None,
+        out: Tensor,
+        wants_bandwidth: bool,
+    ) -> Tensor | None:
+        """The derivatives by `points (P, N, D)`, to `out (P, D, N)`, and those by the bandwidth `(P,)`, if wanted.
+
+        They are those of what the points read off the nodes, multiplied with `rows (P, N, C)` and, for one more
+        channel, with `extras (P, N)`, all of it with `factors (P, N)`.
+        """
+        length, channels = rows.shape[1:]
+        tall = 128 if self.layout.narrow else 32
+        programs = triton.cdiv(length, tall)
+        exponential = self.formula.exponential
+        parts = torch.empty(self.problems, programs, device=out.device) if wants_bandwidth and exponential else None
+        slopes_kernel[(programs, self.problems)](
+            points,
+            places.first,
+            self.nodes,
+            tables.lefts,
+            self.bandwidth,
+            rows,
+            rows if factors is None else factors,
+            rows if extras is None else extras,
+            tables.changes.rows,
+            tables.levels.rows,
+            tables.changes.normaliser,
+            tables.changes.unscale,
+            tables.levels.unscale,
+            out,
+            out if parts is None else parts,
+            length,
+            channels,
+            D=self.dims,
+            GP=self.layout.padded,
+            ROWS=tall,
+            CHANNELS=_channels(channels),
+            EXPONENTIAL=exponential,
+            FACTORS=factors is not None,
+            EXTRAS=extras is not None,
+            BANDWIDTH=parts is not None,
+            num_warps=4,
+            **self.layout.precision,
+        )
+        return None if parts is None else parts.double().sum(1).float()
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """What derivatives by points are made of: see `slopes_kernel`. Only exponentials need the levels."""
+
+    changes: Readable
+    levels: Readable
+    lefts: Tensor
+
+    def some(self, heads: slice) -> "Slopes":
+        return Slopes(self.changes.some(heads), self.levels.some(heads), self.lefts[heads])
+
+
+def prepare(
+    grad: Tensor, out: Tensor, totals: Tensor, reference: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`rows (P, M, C)`, `factors`, `extras` and `weights (P, M)`, see `prepare_kernel`."""
+    problems, length, channels = grad.shape
+    rows = torch.empty_like(grad)
+    factors, extras, weights = torch.empty(3, problems, length, device=grad.device)
+    prepare_kernel[(triton.cdiv(length, 64), problems)](
+        grad,
+        out,
+        totals,
+        reference,
+        rows,
+        factors,
+        extras,
+        weights,
+        length,
+        channels,
+        ROWS=64,
+        CHANNELS=_channels(channels),
+    )
+    return rows, factors, extras, weights
 
 
 def plan(
@@ -436,6 +534,9 @@ def plan(
             ROWS=ROWS,
         )
         first += sampled + 2 * parts * heads
+    if INTERPRETED:
+        # which takes minutes for a sort
+        line[..., :used] = line[..., :used].sort(-1).values
     nodes = torch.empty(problems, dims, layout.padded, device=query.device)
     stats = torch.empty(problems, dims, 3, layout.padded, device=query.device)
     nodes_kernel[(problems * dims,)](
@@ -447,9 +548,10 @@ def plan(
         width,
         D=dims,
         G=count,
-        GP=layout.padded,
-        S=width,
+        POWER=width.bit_length() - 1,
+        NODES_POWER=layout.padded.bit_length() - 1,
         ANCHOR=kernel.riesz,
+        SORT=not INTERPRETED,
         num_warps=1 if width <= 2048 else 4,
     )
     return Grid(nodes, stats, bandwidth, layout, kernel)

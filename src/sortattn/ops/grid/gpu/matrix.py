@@ -108,9 +108,9 @@ def matrix_kernel(
     for k in range(0, jumps):
         kink, jump = tl.load(kinks + k), tl.load(kinks + jumps + k)
         if kink == 0:
-            extra = _diagonal(line, cells, tau, i, 0, EXPONENTIAL, G, GP)
-            extra += _diagonal(line, cells, tau, i - 1, 1, EXPONENTIAL, G, GP)
-            value -= jump * tl.where(i == j, extra, 0.0)
+            own = _diagonal(line, cells, tau, i, 0, EXPONENTIAL, G, GP)
+            own += _diagonal(line, cells, tau, i - 1, 1, EXPONENTIAL, G, GP)
+            value -= jump * tl.where(i == j, own, 0.0)
         else:
             extra = _corner(line, cells, tau, i, j, kink, 0, 0, G, GP)
             extra += _corner(line, cells, tau, i, j, kink, 1, 0, G, GP)

@@ -5,17 +5,16 @@ import triton.language as tl
 
 
 @triton.jit
-def _before(line, x, LENGTH: tl.constexpr, RIGHT: tl.constexpr):
-    """How many numbers of an ascending line, of a power of two of them, are below every x (RIGHT: or equal to it)."""
+def _before(line, x, POWER: tl.constexpr, RIGHT: tl.constexpr):
+    """How many numbers of an ascending line, of `2^POWER` of them, are below every x (RIGHT: or equal to it)."""
     found = tl.zeros(x.shape, tl.int32)
-    step: tl.constexpr = LENGTH // 2
-    while step > 0:
-        number = tl.gather(line, found + step - 1, 0)
+    for turn in tl.static_range(POWER):
+        step = 1 << (POWER - 1 - turn)
+        number = tl.gather(line, found + (step - 1), 0)
         if RIGHT:
             found = tl.where(number <= x, found + step, found)
         else:
             found = tl.where(number < x, found + step, found)
-        step: tl.constexpr = step // 2
     return found
 
 
@@ -35,18 +34,23 @@ def nodes_kernel(
     width,
     D: tl.constexpr,
     G: tl.constexpr,
-    GP: tl.constexpr,
-    S: tl.constexpr,
+    POWER: tl.constexpr,
+    NODES_POWER: tl.constexpr,
     ANCHOR: tl.constexpr,
+    SORT: tl.constexpr,
 ):
     """From `line (P * D, width)` to `nodes (P * D, GP)` and three numbers of every cell, `stats (P * D, 3, GP)`.
 
-    Those are how far inside its points lie and their part of what either node holds, see `correction`. With ANCHOR one
+    Without SORT the line is in order already. Those numbers are how far inside its points lie and their part of what either node holds, see `correction`. With ANCHOR one
     node stands at zero, if that is among the points: then hats reproduce absolute values.
     """
+    S: tl.constexpr = 1 << POWER
+    GP: tl.constexpr = 1 << NODES_POWER
     at = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, S)
-    points = tl.sort(tl.load(line + at * width + j, mask=j < used, other=float("inf")))
+    points = tl.load(line + at * width + j, mask=j < used, other=float("inf"))
+    if SORT:
+        points = tl.sort(points)
     real = points < float("inf")
     count = tl.sum(real.to(tl.int32), 0)
     low, high = tl.min(points, 0), tl.max(tl.where(real, points, float("-inf")), 0)
@@ -58,14 +62,14 @@ def nodes_kernel(
     reached = tl.cumsum(share, 0)
     g = tl.arange(0, GP)
     target = tl.sum(share, 0) * ((g - 1).to(tl.float32) / (G - 3))
-    piece = tl.minimum(_before(reached, target, S, True), count - 2)
+    piece = tl.minimum(_before(reached, target, POWER, True), count - 2)
     own = tl.gather(share, piece, 0)
     part = (target - (tl.gather(reached, piece, 0) - own)) / tl.where(own > 0, own, 1.0)
     part = tl.minimum(tl.maximum(tl.where(own > 0, part, 0.0), 0.0), 1.0)
     free = tl.gather(points, piece, 0) + part * tl.gather(gap, piece, 0)
 
     # to the nearest point within half a cell
-    after = tl.minimum(tl.maximum(_before(points, free, S, False), 1), count - 1)
+    after = tl.minimum(tl.maximum(_before(points, free, POWER, False), 1), count - 1)
     below, above = tl.gather(points, after - 1, 0), tl.gather(points, after, 0)
     left = tl.where(g > 2, tl.gather(free, tl.maximum(g - 1, 0), 0), low)
     right = tl.where(g < G - 3, tl.gather(free, tl.minimum(g + 1, GP - 1), 0), high)
@@ -86,10 +90,10 @@ def nodes_kernel(
     place = tl.where(g < G, place, float("inf"))
     tl.store(nodes + at * GP + g, place)
 
-    cell = tl.minimum(tl.maximum(_before(place, points, GP, True) - 1, 0), G - 2)
+    cell = tl.minimum(tl.maximum(_before(place, points, NODES_POWER, True) - 1, 0), G - 2)
     start = tl.gather(place, cell, 0)
     a = tl.where(real, (points - start) / (tl.gather(place, cell + 1, 0) - start), 0.0)
-    first = _before(points, place, S, False)
+    first = _before(points, place, POWER, False)
     first = tl.where(g < G, tl.minimum(first, count), count)
     last = tl.gather(first, tl.minimum(g + 1, GP - 1), 0)
     shares, inside, spread = tl.cumsum(a, 0), tl.cumsum((a > 0).to(tl.float32), 0), tl.cumsum(a * (1 - a), 0)

@@ -7,7 +7,7 @@ from .language import product, ramp, split_place
 
 
 @triton.jit
-def read_normaliser(places, seconds, normaliser, problem, m, length, D: tl.constexpr, GP: tl.constexpr, DIMS: tl.constexpr, EXPONENTIAL: tl.constexpr):
+def read_normaliser(places, seconds, normaliser, problem, m, length, D: tl.constexpr, GP: tl.constexpr, DIMS: tl.constexpr, HATS: tl.constexpr):
     """The sum of the weights that every point sees, float32, by looking up its cell in every dimension."""
     total = tl.zeros((m.shape[0], DIMS), tl.float32)
     for d0 in range(0, D, DIMS):
@@ -16,7 +16,7 @@ def read_normaliser(places, seconds, normaliser, problem, m, length, D: tl.const
         at = (problem * D + tl.minimum(d, D - 1)) * length + tl.minimum(m, length - 1)[:, None]
         cell, share = split_place(tl.load(places + at))
         pair = normaliser + ((problem * D + tl.minimum(d, D - 1)) * GP + cell) * 2
-        if EXPONENTIAL:
+        if HATS:
             other, rest = split_place(tl.load(seconds + at))
             # rounded up to one, a share is in the next cell
             below = 1 - rest - (other - cell).to(tl.float32)
@@ -52,7 +52,6 @@ def read_kernel(
     EVEN: tl.constexpr,
     GROUP: tl.constexpr,
     HATS: tl.constexpr,
-    EXPONENTIAL: tl.constexpr,
     NORMALISE: tl.constexpr,
     COUNT: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -68,14 +67,16 @@ def read_kernel(
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
     has = channel < channels
     if COUNT:
-        total = read_normaliser(places, seconds, normaliser, problem, m, length, D, GP, 16, EXPONENTIAL)
+        total = read_normaliser(places, seconds, normaliser, problem, m, length, D, GP, 16, HATS)
         tl.store(totals + problem * length + m, total, mask=m < length)
     found = tl.zeros((ROWS, CHANNELS), tl.float32)
     for first in range(0, D * (GP // BLOCK), TOGETHER):
         line = first * BLOCK + tl.arange(0, TOGETHER * BLOCK)
         spot = table + (problem * D * GP + line)[:, None] * channels + channel[None, :]
         block = first + tl.arange(0, TOGETHER)[None, :, None]
-        node = block % (GP // BLOCK) * BLOCK + tl.arange(0, BLOCK)[None, None, :]
+        node = tl.arange(0, BLOCK)[None, None, :]
+        if GP > BLOCK:
+            node += block % (GP // BLOCK) * BLOCK
         if EVEN:
             values = tl.load(spot)
             at = (problem * D + block // (GP // BLOCK)) * length + m[:, None, None]

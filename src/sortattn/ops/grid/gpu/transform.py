@@ -25,19 +25,19 @@ def transform_kernel(
     BLOCK: tl.constexpr,
     CHANNELS: tl.constexpr,
     HATS: tl.constexpr,
-    EXPONENTIAL: tl.constexpr,
+    CHANGES: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     MASKED: tl.constexpr,
     FACTOR: tl.constexpr,
     SCALED: tl.constexpr,
 ):
-    """From `table (P, D, GP, C)` of ramps, or hats, to what `read_kernel` reads.
+    """From `table (P, D, GP, C)` of ramps, or of HATS, to what points read.
 
-    - `out (P, D, GP, C)`: the changes of F from node to node (HATS: F itself) times a power of two that keeps them
-      within 16 bits, of which `unscale (P)` is the inverse; NaN where the head holds what is no number
-    - `base (P, D, C)`: F at the first node
-    - `normaliser (P, D, GP, 2)`: the same for `counts (P, D, GP)`, unscaled: F at a node and its change to the next one
-      (EXPONENTIAL: F at the next one). MASKED: of `length` weights, `whole (P)` count
+    - `out (P, D, GP, C)`: F, or its CHANGES from node to node, times a power of two that keeps them within 16 bits, of
+      which `unscale (P)` is the inverse; NaN where the head holds what is no number
+    - `base (P, D, C)`: with CHANGES, F at the first node
+    - `normaliser (P, D, GP, 2)`: the same for `counts (P, D, GP)`, unscaled: F at a node, and its change to the next one
+      or F there. MASKED: of `length` weights, `whole (P)` count
 
     `phi_largest (P)` and `largest (P)` are the largest numbers of phi and of the table, as bits, `factor (P)` multiplies everything (FACTOR).
     """
@@ -90,16 +90,14 @@ def transform_kernel(
             there = tl.load(matrix + next_[:, None] * GP + j[None, :])
             first = tl.load(matrix + j)
         change = there - here
-        if HATS:
-            found = tl.dot(here, shares, found, input_precision="tf32x3")
-        else:
+        level += tl.sum(here * number[None, :], 1)
+        if CHANGES:
             found = tl.dot(change, shares, found, input_precision="tf32x3")
             start += tl.sum(first[:, None] * shares, 0)
-        level += tl.sum(here * number[None, :], 1)
-        if EXPONENTIAL:
-            rise += tl.sum(there * number[None, :], 1)
-        else:
             rise += tl.sum(change * number[None, :], 1)
+        else:
+            found = tl.dot(here, shares, found, input_precision="tf32x3")
+            rise += tl.sum(there * number[None, :], 1)
     found *= scalar * scale
     rows = (i < G)[:, None] & has[None, :]
     spot = out + (at * GP + i)[:, None] * channels + channel[None, :]
