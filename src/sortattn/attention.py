@@ -48,7 +48,15 @@ def kernel_attention(
     """
     chosen = resolve(kernel)
     problem = make_problem(
-        query, key, value, chosen, bandwidth=bandwidth, key_mask=key_mask, is_causal=is_causal, enable_gqa=enable_gqa
+        query,
+        key,
+        value,
+        chosen,
+        bandwidth=bandwidth,
+        key_mask=key_mask,
+        is_causal=is_causal,
+        enable_gqa=enable_gqa,
+        native=choose.takes_16_bits(backend, query),
     )
     run = choose.backend(backend, problem, chosen, normalised=True)
     return problem.restore(_full_precision(problem, lambda: run.attention(problem, chosen)))
@@ -76,7 +84,15 @@ def kernel_sum(
     """
     chosen = resolve(kernel)
     problem = make_problem(
-        query, key, value, chosen, bandwidth=bandwidth, key_mask=key_mask, is_causal=is_causal, enable_gqa=enable_gqa
+        query,
+        key,
+        value,
+        chosen,
+        bandwidth=bandwidth,
+        key_mask=key_mask,
+        is_causal=is_causal,
+        enable_gqa=enable_gqa,
+        native=choose.takes_16_bits(backend, query),
     )
     run = choose.backend(backend, problem, chosen, normalised=False)
     return problem.restore(_full_precision(problem, lambda: poisoned(problem, run.kernel_sum(problem, chosen))))

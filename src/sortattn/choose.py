@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .kernels import FeatureKernel, Gauss, Kernel, SidedKernel, Softmax
 from .ops import keops, linear, reference, tiled
-from .ops.grid import Grid
+from .ops.grid import Grid, gpu
 from .ops.grid.error import worst
 from .ops.grid.options import MOST, nodes_for
 from .ops.sorted import backend as sorted_
@@ -93,6 +93,11 @@ def backend(name: str, problem: Problem, kernel: Kernel, normalised: bool) -> Mo
     if reason:
         raise RuntimeError(f"backend {name!r} cannot serve this call: {reason}")
     return module
+
+
+def takes_16_bits(name: str, query: object) -> bool:
+    """Whether the backend of that name works on 16-bit tensors as they are: the grid does on a GPU."""
+    return isinstance(name, str) and name.partition(":")[0] == "grid" and isinstance(query, Tensor) and gpu.here(query)
 
 
 def named(name: str) -> ModuleType | Grid:

@@ -15,8 +15,9 @@ _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 class Problem:
     """One validated call with its leading dimensions flattened into P problems.
 
-    `query (P, M, D)`, `key (P, N, D)`, `value (P, N, C)` in float32 or float64, `weight (P, N)` one where a key takes
-    part and zero elsewhere (None: all do), `bandwidth` a float or a tensor `(P, 1, 1)`. Grouped query heads are
+    `query (P, M, D)`, `key (P, N, D)`, `value (P, N, C)` in float32 or float64, or in 16 bits for a backend that asks
+    for the caller's type; `weight (P, N)` one where a key takes part and zero elsewhere (None: all do), `bandwidth` a
+    float or a tensor `(P, 1, 1)`, never in 16 bits. Grouped query heads are
     folded into M, `group` of them one behind the other, so that keys are never copied. Masked keys are finite and
     masked values zero, whatever the caller's held.
     """
@@ -36,6 +37,14 @@ class Problem:
         """The number of queries of one head, before folding."""
         return self.query.shape[-2] // self.group
 
+    def widened(self) -> "Problem":
+        """The same problem in the type that sums are made in: float32, or float64."""
+        working = working_type(self.query.dtype)
+        if self.query.dtype == working:
+            return self
+        parts = (part.to(working) for part in (self.query, self.key, self.value))
+        return Problem(*parts, self.weight, self.bandwidth, self.causal, self.group, self.leading, self.dtype)
+
     def visible(self, start: int, stop: int) -> Tensor | None:
         """For a causal call: how many keys the queries `start ... stop - 1` see, at least zero; None otherwise."""
         if not self.causal:
@@ -49,18 +58,24 @@ class Problem:
         return rows.reshape(*self.leading, self.rows, *rows.shape[2:])
 
 
+def working_type(dtype: torch.dtype) -> torch.dtype:
+    """The type that sums are made in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def make_problem(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     kernel: Kernel,
     *,
+    native: bool = False,
     bandwidth: float | Tensor | None = None,
     key_mask: Tensor | None = None,
     is_causal: bool = False,
     enable_gqa: bool = False,
 ) -> Problem:
-    """Check a call against the contract and flatten it."""
+    """Check a call against the contract and flatten it; `native` leaves tensors of 16 bits as they are."""
     _check_tensors(query, key, value)
     query, key, value = _autocast(query, key, value)
     _check_match(query, key, value)
@@ -75,8 +90,8 @@ def make_problem(
         group = 1
 
     dtype = query.dtype
-    working = torch.float64 if dtype == torch.float64 else torch.float32
-    if dtype != working:
+    working = working_type(dtype)
+    if not native and dtype != working:
         query, key, value = query.to(working), key.to(working), value.to(working)
     rows, columns = query.shape[-2], key.shape[-2]
     shared = leading if group == 1 else (*leading[:-1], leading[-1] // group)
@@ -90,12 +105,12 @@ def make_problem(
         # whatever masked rows held, a NaN say, must not count; keys go to the mean of the others and not to zero, which
         # may be far away: backends that measure from the mean of the keys would then lose digits
         seen = mask[..., None]
-        total = torch.where(seen, key.detach(), 0.0).sum(-2, keepdim=True)
-        key = torch.where(seen, key, total / mask.sum(-1).clamp(min=1)[..., None, None])
+        total = torch.where(seen, key.detach(), 0.0).sum(-2, keepdim=True, dtype=working)
+        key = torch.where(seen, key, (total / mask.sum(-1).clamp(min=1)[..., None, None]).to(key.dtype))
         value = torch.where(seen, value, 0.0)
         weight = mask.to(working)
     if isinstance(bandwidth, Tensor):
-        bandwidth = bandwidth.to(query)
+        bandwidth = bandwidth.to(query.device, working)
         narrow = bandwidth if group == 1 else bandwidth.expand(*leading[:-1], 1)
         bandwidth = narrow.expand(shared).reshape(problems, 1, 1)
     return Problem(query, key, value, weight, bandwidth, is_causal, group, leading, dtype)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...kernels import Kernel, SidedKernel, Spline
 from ...normalise import normalise
 from ...validation import Problem
-from . import options
+from . import gpu, options
 from .causal import causal_sums
 from .plain import sums
 from .surrogate import surrogate
@@ -33,12 +33,23 @@ class Grid:
 
     def attention(self, problem: Problem, kernel: SidedKernel) -> Tensor:
         """Normalised kernel sums, `(P, M, C)`."""
+        count = options.count(self.setting, kernel, problem.query.shape[2])
+        if gpu.serves(problem, count):
+            from .gpu import api
+
+            return api.attention(problem, kernel, count)
+        problem = problem.widened()
         found = self._sums(problem, kernel)
         return normalise(problem, found[..., :-1], found[..., -1], kernel.floor)
 
     def kernel_sum(self, problem: Problem, kernel: SidedKernel) -> Tensor:
         """Kernel sums, `(P, M, C)`."""
-        return self._sums(problem, kernel)[..., :-1]
+        count = options.count(self.setting, kernel, problem.query.shape[2])
+        if gpu.serves(problem, count):
+            from .gpu import api
+
+            return api.kernel_sum(problem, kernel, count)
+        return self._sums(problem.widened(), kernel)[..., :-1]
 
     def _sums(self, problem: Problem, kernel: SidedKernel) -> Tensor:
         query = problem.query

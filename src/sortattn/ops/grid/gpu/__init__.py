@@ -1,0 +1,32 @@
+"""The grid in Triton: places between nodes, ramps and hats made in registers, products on tensor cores."""
+
+import functools
+import os
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from ....validation import Problem
+
+# a program sorts the sample of one dimension in its registers: more nodes are left to torch's operations
+_MOST = 128
+
+
+def serves(problem: Problem, count: int) -> bool:
+    """Whether these kernels serve a call; others are left to torch's operations."""
+    if problem.causal or problem.query.dtype == torch.float64 or count > _MOST:
+        return False
+    if 0 in (*problem.query.shape, *problem.value.shape):
+        return False
+    return here(problem.query)
+
+
+def here(tensor: Tensor) -> bool:
+    """Whether there are kernels for the device of a tensor: a GPU, or the CPU if Triton's interpreter is asked for."""
+    return _available() and (tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
+
+
+@functools.cache
+def _available() -> bool:
+    return find_spec("triton") is not None

@@ -1,0 +1,154 @@
+"""The operators behind the grid's kernels on the GPU, with their fake kernels and derivatives."""
+
+import torch
+from torch import Tensor
+
+from ....kernels import SidedKernel, rebuild
+from ....validation import Problem
+from ...batching import fold
+from .backward import backward
+from .forward import forward
+from .launch import Flags, Grid, Layout, Tables, formula
+
+
+def attention(problem: Problem, kernel: SidedKernel, count: int) -> Tensor:
+    """Normalised kernel sums, `(P, M, C)`."""
+    return _call(problem, kernel, count, True)
+
+
+def kernel_sum(problem: Problem, kernel: SidedKernel, count: int) -> Tensor:
+    """Kernel sums, `(P, M, C)`."""
+    return _call(problem, kernel, count, False)
+
+
+def _call(problem: Problem, kernel: SidedKernel, count: int, normalise: bool) -> Tensor:
+    query = problem.query
+    bandwidth = torch.as_tensor(problem.bandwidth, dtype=torch.float32, device=query.device)
+    bandwidth = bandwidth.reshape(-1).expand(query.shape[0]).contiguous()
+    parameters = kernel.parameters()
+    if parameters is None:
+        # not `query.new_empty`, which under vmap would have the mapped dimension
+        parameters = torch.empty(0, device=query.device)
+    masked = problem.weight is not None
+    weight = problem.weight if masked else torch.empty(query.shape[0], 0, device=query.device)
+    parts = (part.contiguous() for part in (query, problem.key, problem.value, weight))
+    options = (kernel.name, count, problem.group, masked, normalise)
+    return grid_gpu(*parts, bandwidth, parameters.to(query.device), *options)[0]
+
+
+@torch.library.custom_op("sortattn::grid_gpu", mutates_args=())
+def grid_gpu(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    bandwidth: Tensor,
+    parameters: Tensor,
+    kernel: str,
+    count: int,
+    group: int,
+    masked: bool,
+    normalise: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The output `(P, M, C)`; the sums of the weights, nodes, what is known of cells, tables, counts and flags."""
+    query, key, value, weight, bandwidth = (part.detach() for part in (query, key, value, weight, bandwidth))
+    numbers = formula(_kernel(kernel, parameters), query.device)
+    counted = weight if masked else None
+    found = forward(query, key, value, counted, bandwidth, numbers, count, group, normalise)
+    flags = torch.cat([found.flags.rows, found.flags.shared])
+    tables = found.tables
+    return found.out, found.totals, found.grid.nodes, found.grid.stats, tables.rows, tables.counts, flags
+
+
+@grid_gpu.register_fake
+def _(query, key, value, weight, bandwidth, parameters, kernel, count, group, masked, normalise):
+    problems, rows, dims = query.shape
+    channels, padded = value.shape[2], Layout(count, query.dtype).padded
+
+    def wide(*shape):
+        return query.new_empty(shape, dtype=torch.float32)
+
+    return (
+        value.new_empty(problems, rows, channels),
+        wide(problems, rows),
+        wide(problems, dims, padded),
+        wide(problems, dims, 3, padded),
+        wide(problems, dims, padded, channels),
+        wide(problems, dims, padded),
+        query.new_empty(problems * (group + 1), dtype=torch.int32),
+    )
+
+
+@torch.library.custom_op("sortattn::grid_gpu_backward", mutates_args=())
+def grid_gpu_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    bandwidth: Tensor,
+    parameters: Tensor,
+    out: Tensor,
+    totals: Tensor,
+    nodes: Tensor,
+    stats: Tensor,
+    rows: Tensor,
+    counts: Tensor,
+    flags: Tensor,
+    kernel: str,
+    count: int,
+    group: int,
+    masked: bool,
+    normalise: bool,
+    wants_numbers: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of query, key, value, bandwidth and parameters; the last two are zero unless wanted."""
+    problems = query.shape[0]
+    chosen = _kernel(kernel, parameters)
+    grid = Grid(nodes, stats, bandwidth, Layout(count, query.dtype), formula(chosen, query.device))
+    largest = rows.abs().amax((1, 2, 3)).view(torch.int32)
+    whole = weight.float().sum(1) if masked else None
+    tables = Tables(rows, counts, largest, key.shape[1], whole)
+    row_flags, shared = flags.split([problems * group, problems])
+    inputs = (grad.contiguous(), query, key, value, weight if masked else None, out, totals, grid, tables)
+    options = (Flags(row_flags, shared, group), chosen, parameters, normalise, wants_numbers)
+    found = backward(*inputs, *options)
+    taus = torch.zeros_like(bandwidth) if found.bandwidth is None else found.bandwidth
+    others = torch.zeros_like(parameters) if found.parameters is None else found.parameters
+    return found.query, found.key, found.value, taus, others
+
+
+@grid_gpu_backward.register_fake
+def _(grad, query, key, value, weight, bandwidth, parameters, *rest):
+    by_points = (part.new_empty(part.shape[0], part.shape[2], part.shape[1]).transpose(1, 2) for part in (query, key))
+    return *by_points, torch.empty_like(value), torch.empty_like(bandwidth), torch.empty_like(parameters)
+
+
+def _kernel(name: str, parameters: Tensor) -> SidedKernel:
+    return rebuild(name, parameters.detach() if parameters.numel() else None)
+
+
+def _setup(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:6], *output)
+    ctx.options = inputs[6:]
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _backward(ctx, grad, *_):
+    wants = ctx.needs_input_grad
+    found = grid_gpu_backward(grad, *ctx.saved_tensors, *ctx.options, wants[4] or wants[5])
+    by_query, by_key, by_value, by_bandwidth, by_parameters = found
+    return by_query, by_key, by_value, None, by_bandwidth, by_parameters, *(None,) * 5
+
+
+grid_gpu.register_autograd(_backward, setup_context=_setup)
+
+
+@grid_gpu.register_vmap
+def _(info, in_dims, *inputs):
+    """A mapped dimension becomes more problems."""
+    if in_dims[5] is not None:
+        raise RuntimeError("sortattn cannot vmap over the coefficients of a kernel; call it once per kernel instead")
+    folded = [fold(info.batch_size, inputs[i], in_dims[i]) for i in range(5)]
+    found = grid_gpu(*folded, *inputs[5:])
+    return tuple(part.reshape(info.batch_size, -1, *part.shape[1:]) for part in found), (0,) * len(found)

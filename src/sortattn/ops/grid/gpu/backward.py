@@ -1,0 +1,173 @@
+"""The gradients of a call that is not causal: the same sums with the roles of queries and keys exchanged."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .... import threads
+from ....kernels import AddRiesz, SidedKernel, rebuild
+from .forward import rounds
+from .launch import Flags, Grid, Readable, Slopes, Tables, prepare
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """By query, key, value, bandwidth `(P,)` and the parameters of the kernel; the last two only if wanted."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    bandwidth: Tensor | None
+    parameters: Tensor | None
+
+
+@dataclass(frozen=True)
+class _Cotangent:
+    """What the gradient of the output says of the sums, see `prepare_kernel`; `rows` are divided by `reference`."""
+
+    rows: Tensor
+    weights: Tensor | None
+    factors: Tensor | None
+    extras: Tensor | None
+    reference: Tensor | None
+
+    @classmethod
+    def make(cls, grad: Tensor, out: Tensor, totals: Tensor, normalise: bool) -> "_Cotangent":
+        if not normalise:
+            return cls(grad, None, None, None, None)
+        size = totals.abs()
+        seen = size >= torch.finfo(torch.float32).tiny
+        least = torch.where(seen, size, torch.inf).amin(1)
+        reference = torch.where(least.isfinite(), 1 / least, 1.0)
+        rows, factors, extras, weights = prepare(grad, out, totals, reference)
+        return cls(rows, weights, factors, extras, reference)
+
+
+def backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor | None,
+    out: Tensor,
+    totals: Tensor,
+    grid: Grid,
+    tables: Tables,
+    flags: Flags,
+    kernel: SidedKernel,
+    parameters: Tensor,
+    normalise: bool,
+    wants_numbers: bool,
+) -> Gradients:
+    """The gradients; `wants_numbers`: those of bandwidth and parameters too."""
+    cotangent = _Cotangent.make(grad, out, totals, normalise)
+    problems, rows, dims = query.shape
+    numbers = torch.zeros(2, problems, dtype=torch.int32, device=query.device)
+    phi = grid.matrix(numbers[0])
+    lefts = (torch.searchsorted(grid.nodes, grid.nodes) - 1).clamp(min=0).int()
+    slopes = _slopes(grid, tables, phi, numbers[0], lefts)
+    by_query = torch.empty(problems, dims, rows, dtype=query.dtype, device=query.device)
+    by_bandwidth = torch.zeros(problems, device=query.device) if wants_numbers else None
+
+    parts = []
+    for some in rounds(query):
+        part = grid.some(some)
+        places = part.locate(query[some])
+        factors, extras = _some(cotangent.factors, some), _some(cotangent.extras, some)
+        taus = part.slopes(
+            query[some], places, grad[some], slopes.some(some), factors, extras, by_query[some], wants_numbers
+        )
+        if taus is not None:
+            by_bandwidth[some] += taus
+        left, _ = part.collect(places, cotangent.rows[some], numbers[1, some], count=False)
+        if normalise:
+            counts = part.weighted_count(places, cotangent.weights[some])
+        else:
+            counts = torch.zeros(left.shape[:3], device=left.device)
+        parts.append((left, counts))
+    left, counts = (part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True))
+    turned = Tables(left, counts, numbers[1], rows)
+    factor = cotangent.reference
+
+    readable = grid.transform(turned, phi, numbers[0], changes=not grid.hats, transposed=True, factor=factor)
+    slopes = _slopes(grid, turned, phi, numbers[0], lefts, transposed=True, factor=factor)
+    by_key = torch.empty(problems, dims, key.shape[1], dtype=key.dtype, device=key.device)
+    by_value = torch.empty_like(value)
+    extras = None
+    if normalise:
+        extras = torch.ones(key.shape[:2], device=key.device) if weight is None else weight.float()
+    # what is not finite in a query does not reach the keys of its group here; poisoned outputs have NaN gradients
+    shared = Flags(flags.shared, flags.shared, 1)
+    for some in rounds(key):
+        part = grid.some(some)
+        places = part.locate(key[some], _some(weight, some))
+        part.read(places, readable.some(some), shared.some(some), by_value[some], None, False)
+        taus = part.slopes(
+            key[some], places, value[some], slopes.some(some), None, _some(extras, some), by_key[some], wants_numbers
+        )
+        if taus is not None:
+            by_bandwidth[some] += taus
+    by_parameters = None
+    if wants_numbers:
+        by_phi = _by_matrix(grid, tables, turned, factor)
+        # autograd inside of an operator, on another thread, which has to work on this one's stream
+        stream = torch.cuda.current_stream(query.device) if query.is_cuda else None
+        taus, by_parameters = threads.apart(lambda: _through_matrix(grid, kernel, parameters, by_phi, stream))
+        by_bandwidth += taus
+    return Gradients(by_query.transpose(1, 2), by_key.transpose(1, 2), by_value, by_bandwidth, by_parameters)
+
+
+def _some(part: Tensor | None, heads: slice) -> Tensor | None:
+    return None if part is None else part[heads]
+
+
+def _slopes(
+    grid: Grid,
+    tables: Tables,
+    phi: Tensor,
+    largest: Tensor,
+    lefts: Tensor,
+    transposed: bool = False,
+    factor: Tensor | None = None,
+) -> Slopes:
+    def readable(changes: bool) -> Readable:
+        return grid.transform(tables, phi, largest, changes=changes, transposed=transposed, factor=factor)
+
+    changes = readable(True)
+    return Slopes(changes, readable(False) if grid.formula.exponential else changes, lefts)
+
+
+def _hats(grid: Grid, tables: Tables) -> Tensor:
+    """The tables of weights and one more channel of counts, `(P, D, G, C + 1)`."""
+    rows = torch.cat([tables.rows, tables.counts[..., None]], 3)
+    count = grid.layout.count
+    if not grid.hats:
+        # the last ramp is one everywhere
+        before = torch.cat([rows[:, :, -1:], rows[:, :, : count - 1]], 2)
+        rows = before - torch.nn.functional.pad(rows[:, :, : count - 1], (0, 0, 0, 1))
+    rows = rows[:, :, :count].contiguous()
+    if tables.whole is not None:
+        rows[:, :, 0, -1] -= (tables.length - tables.whole)[:, None]
+    return rows
+
+
+def _by_matrix(grid: Grid, keys: Tables, queries: Tables, factor: Tensor | None) -> Tensor:
+    """The gradient by `Phi_gg`, `(P, D, G, G)`."""
+    found = _hats(grid, queries) @ _hats(grid, keys).transpose(2, 3)
+    return found if factor is None else found * factor[:, None, None, None]
+
+
+def _through_matrix(
+    grid: Grid, kernel: SidedKernel, parameters: Tensor, by_phi: Tensor, stream: "torch.cuda.Stream | None"
+) -> tuple[Tensor, Tensor | None]:
+    """From the gradient by `Phi_gg` to those of bandwidth and parameters; the correction is a constant."""
+    nodes = grid.nodes[..., : grid.layout.count]
+    with torch.cuda.stream(stream), torch.enable_grad():
+        tau, numbers = (part.detach().requires_grad_() for part in (grid.bandwidth, parameters))
+        chosen = rebuild(kernel.name, numbers) if numbers.numel() else kernel
+        wide = tau[:, None, None, None]
+        phi = chosen.univariate((nodes[..., :, None] - nodes[..., None, :]) / wide)
+        if isinstance(kernel, AddRiesz):
+            phi = phi + (nodes.abs()[..., :, None] + nodes.abs()[..., None, :]) / wide
+        return torch.autograd.grad(phi, (tau, numbers), by_phi, allow_unused=True)

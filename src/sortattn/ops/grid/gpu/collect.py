@@ -1,0 +1,127 @@
+"""From points to nodes: tables of ramps times rows on tensor cores, and sums of ramps for the normaliser."""
+
+import triton
+import triton.language as tl
+
+from .language import product, ramp
+
+
+@triton.jit
+def collect_kernel(
+    places,
+    seconds,
+    shifts,
+    rows,
+    ones,
+    table,
+    counts,
+    largest,
+    length,
+    span,
+    channels,
+    D: tl.constexpr,
+    G: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    EVEN: tl.constexpr,
+    HATS: tl.constexpr,
+    COUNT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EMULATED: tl.constexpr,
+):
+    """`table (splits, P, D * G, C)`: for a head, TOGETHER blocks of nodes, some channels, `span` of the points.
+
+    Row g of a dimension holds the sum of `ramp_g(place) row`, its last one that of the rows. With HATS it is the weight
+    of the node itself that multiplies the rows. With COUNT the sums of the weights go to `counts (splits, P, D * G)`, by
+    a product with `ones (16)`, of which the first is one and the others are zero. `largest (P)` is raised to the largest number, as the bits of a float;
+    those of a NaN are larger than all others. EVEN: blocks divide everything, so nothing is masked.
+    """
+    TALL: tl.constexpr = TOGETHER * BLOCK
+    problem, split = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    parts = tl.cdiv(channels, CHANNELS)
+    first, part = tl.program_id(0) // parts * TOGETHER, tl.program_id(0) % parts
+    block = first + tl.arange(0, TOGETHER)[:, None, None]
+    dim = tl.minimum(block // (G // BLOCK), D - 1)
+    node = tl.arange(0, BLOCK)[None, :, None]
+    if G > BLOCK:
+        node += block % (G // BLOCK) * BLOCK
+    channel = part * CHANNELS + tl.arange(0, CHANNELS)
+    total = tl.zeros((TALL, CHANNELS), tl.float32)
+    number = tl.zeros((TALL, 16), tl.float32)
+    stop = tl.minimum((split + 1) * span, length)
+    for start in range(split * span, stop, ROWS):
+        n = start + tl.arange(0, ROWS)
+        at = (problem * D + dim) * length + n[None, None, :]
+        rows_at = rows + (problem * length + n)[:, None] * channels + channel[None, :]
+        if EVEN:
+            row = tl.load(rows_at)
+            place = tl.load(places + at)
+        else:
+            row = tl.load(rows_at, mask=(n < stop)[:, None] & (channel < channels)[None, :], other=0.0)
+            place = tl.load(places + at, mask=(n < stop)[None, None, :], other=0)
+        if HATS:
+            if EVEN:
+                second = tl.load(seconds + at)
+            else:
+                second = tl.load(seconds + at, mask=(n < stop)[None, None, :], other=0)
+            weight = ramp(place, tl.load(shifts + node))
+            weight -= ramp(second, tl.load(shifts + node + 1))
+        else:
+            # the second line of the shifts: its last ramp is one everywhere
+            weight = ramp(place, tl.load(shifts + G + 2 + node))
+        weight = tl.reshape(weight.to(row.dtype), (TALL, ROWS))
+        total = product(weight, row, total, PRECISION, EMULATED)
+        if COUNT:
+            # sums over registers would go from lane to lane; sixteen columns are the fewest that tensor cores take
+            column = tl.load(ones + tl.arange(0, ROWS)[:, None] * 0 + tl.arange(0, 16)[None, :]).to(row.dtype)
+            if not EVEN:
+                column = tl.where((n < stop)[:, None], column, 0.0).to(row.dtype)
+            number = product(weight, column, number, PRECISION, EMULATED)
+    line = first * BLOCK + tl.arange(0, TALL)
+    inside = (line < D * G)[:, None] & (channel < channels)[None, :]
+    out = ((split * tl.num_programs(1) + problem) * (D * G) + line)[:, None] * channels + channel[None, :]
+    tl.store(table + out, total, mask=inside)
+    if COUNT:
+        spot = counts + (split * tl.num_programs(1) + problem) * (D * G) + line
+        tl.store(spot, tl.sum(number, 1), mask=line + part * (D * G) < D * G)
+    bits = tl.abs(tl.where(inside, total, 0.0)).to(tl.int32, bitcast=True)
+    tl.atomic_max(largest + problem, tl.max(tl.max(bits, 1), 0))
+
+
+@triton.jit
+def weighted_count_kernel(
+    places,
+    seconds,
+    shifts,
+    weight,
+    table,
+    length,
+    span,
+    D: tl.constexpr,
+    G: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    HATS: tl.constexpr,
+):
+    """The one more channel of `collect_kernel`'s table, `(splits, P * D, G)`, for weights in float32."""
+    line, block, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    node = block * BLOCK + tl.arange(0, BLOCK)
+    if HATS:
+        before, shift = tl.load(shifts + node)[:, None], tl.load(shifts + node + 1)[:, None]
+    else:
+        shift = tl.load(shifts + G + 2 + node)[:, None]
+    stop = tl.minimum((split + 1) * span, length)
+    sums = tl.zeros((BLOCK, ROWS), tl.float32)
+    for start in range(split * span, stop, ROWS):
+        n = start + tl.arange(0, ROWS)
+        row = tl.load(weight + line // D * length + n, mask=n < stop, other=0.0)[None, :]
+        place = tl.load(places + line * length + n, mask=n < stop, other=0)[None, :]
+        if HATS:
+            second = tl.load(seconds + line * length + n, mask=n < stop, other=0)[None, :]
+            share = ramp(place, before) - ramp(second, shift)
+        else:
+            share = ramp(place, shift)
+        sums += share * row
+    tl.store(table + (split * tl.num_programs(0) + line) * G + node, tl.sum(sums, 1))

@@ -1,0 +1,74 @@
+"""Sums of a call that is not causal: survey, nodes, places, keys to nodes, nodes to nodes, nodes to queries."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .launch import Flags, Formula, Grid, Tables, plan
+
+# bytes of places that are in memory at a time; heads beyond wait for the next round
+_WORKSPACE = 512 << 20
+
+
+@dataclass(frozen=True)
+class Result:
+    """The output `(P, M, C)`, the sums of the weights `(P, M)`, and what the backward pass needs of the nodes."""
+
+    out: Tensor
+    totals: Tensor
+    grid: Grid
+    tables: Tables
+    flags: Flags
+
+
+def forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor | None,
+    bandwidth: Tensor,
+    kernel: Formula,
+    count: int,
+    group: int,
+    normalise: bool,
+) -> Result:
+    """Attention (`normalise`) or kernel sums of `query (P, M, D)`, `key (P, N, D)`, `value (P, N, C)`."""
+    problems, rows, _ = query.shape
+    numbers = torch.zeros(problems * (group + 3), dtype=torch.int32, device=query.device)
+    row_flags, shared, phi_largest, largest = numbers.split([problems * group, problems, problems, problems])
+    flags = Flags(row_flags, shared, group)
+    grid = plan(query, key, weight, bandwidth, kernel, count, flags)
+    tables = collect(grid, key, value, weight, largest)
+    phi = grid.matrix(phi_largest)
+    readable = grid.transform(tables, phi, phi_largest, changes=not grid.hats)
+    out = torch.empty(problems, rows, value.shape[2], dtype=value.dtype, device=value.device)
+    totals = torch.empty(problems, rows, device=query.device)
+    for some in rounds(query):
+        places = grid.some(some).locate(query[some])
+        part = readable.some(some)
+        grid.some(some).read(places, part, flags.some(some), out[some], totals[some], normalise)
+    return Result(out, totals, grid, tables, flags)
+
+
+def collect(grid: Grid, key: Tensor, value: Tensor, weight: Tensor | None, largest: Tensor) -> Tables:
+    """The tables of the values and of the weights of keys."""
+    parts = []
+    for some in rounds(key):
+        counted = None if weight is None else weight[some]
+        places = grid.some(some).locate(key[some], counted)
+        parts.append(grid.some(some).collect(places, value[some], largest[some], count=True))
+    rows, counts = (part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True))
+    whole = None if weight is None else weight.float().sum(1)
+    return Tables(rows, counts, largest, key.shape[1], whole)
+
+
+def rounds(points: Tensor) -> Iterator[slice]:
+    """Heads whose places are made together."""
+    problems, length, dims = points.shape
+    together = max(1, _WORKSPACE // max(1, 4 * length * dims))
+    # rounds of equal size
+    together = -(-problems // -(-problems // together))
+    for first in range(0, problems, together):
+        yield slice(first, min(first + together, problems))

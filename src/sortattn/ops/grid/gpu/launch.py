@@ -1,0 +1,577 @@
+"""The steps of a sum on the GPU: what is launched, in which blocks. See `language` for places and ramps."""
+
+import functools
+import math
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+from torch import Tensor
+from triton.runtime.interpreter import InterpretedFunction
+
+from ....kernels import KERNELS, RIESZ_EPSILON, AddRiesz, SidedKernel
+from ..surrogate import reproduces_exponentials, slope_jumps
+from .collect import collect_kernel, weighted_count_kernel
+from .locate import locate_kernel
+from .matrix import matrix_kernel
+from .nodes import nodes_kernel
+from .read import read_kernel
+from .slopes import prepare_kernel, slopes_kernel
+from .survey import ROWS, survey_kernel
+from .transform import transform_kernel
+
+INTERPRETED = isinstance(collect_kernel, InterpretedFunction)
+# points of the sample for every node, of which some are extremes of stretches
+_BY_NODE = 16
+_STRETCHES = 16
+# programs that keep a large GPU busy
+_BUSY = 528
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many nodes there are, and the types in which they work."""
+
+    count: int
+    dtype: torch.dtype
+
+    @property
+    def padded(self) -> int:
+        return max(16, triton.next_power_of_2(self.count))
+
+    @property
+    def block(self) -> int:
+        """Nodes that are taken together."""
+        return min(self.padded, 64)
+
+    @property
+    def narrow(self) -> bool:
+        return self.dtype in (torch.float16, torch.bfloat16)
+
+    @property
+    def table_type(self) -> torch.dtype:
+        """What queries read: scaled, so that the range of bfloat16 is not needed and its missing digits are there."""
+        return torch.float16 if self.narrow else torch.float32
+
+    @property
+    def precision(self) -> dict:
+        return {"PRECISION": "tf32" if self.narrow else "tf32x3", "EMULATED": INTERPRETED}
+
+
+@functools.lru_cache(maxsize=64)
+def shifts(padded: int, device: torch.device) -> Tensor:
+    """What `ramp` adds for the nodes -1 ... G, then for 0 ... G - 1 with a last one that makes every ramp one."""
+    nodes = torch.arange(1, -padded - 1, -1, dtype=torch.float32, device=device)
+    return torch.cat([nodes, nodes[1:-2], torch.ones(1, device=device)])
+
+
+@functools.lru_cache(maxsize=64)
+def one(device: torch.device) -> Tensor:
+    """A one and fifteen zeros: the fewest columns that tensor cores multiply."""
+    return (torch.arange(16, device=device) == 0).float()
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A kernel as numbers on the device, see `matrix`."""
+
+    numbers: Tensor
+    count: int
+    kinks: Tensor
+    jumps: int
+    decays: bool
+    exponential: bool
+    riesz: bool
+
+
+def formula(kernel: SidedKernel, device: torch.device) -> Formula:
+    """The formula of a kernel; those of named kernels are kept."""
+    return _named_formula(kernel.name, device) if kernel.parameters() is None else _formula(kernel, device)
+
+
+@functools.lru_cache(maxsize=64)
+def _named_formula(name: str, device: torch.device) -> Formula:
+    return _formula(KERNELS[name], device)
+
+
+@torch.no_grad()
+def _formula(kernel: SidedKernel, device: torch.device) -> Formula:
+    terms = kernel.terms()
+    kinks, jumps = slope_jumps(kernel)
+    if terms.rate:
+        numbers, count = terms.below[0].flip(0), terms.below.shape[1]
+    else:
+        first, count = kinks[:1], len(kinks)
+        value, before = kernel.univariate(torch.cat([first, first - 1])).double()
+        numbers = torch.cat([first, torch.stack([value, value - before]), kinks, jumps])
+    return Formula(
+        numbers.to(device, torch.float32),
+        count,
+        torch.cat([kinks, jumps]).to(device, torch.float32),
+        len(kinks),
+        bool(terms.rate),
+        reproduces_exponentials(kernel),
+        isinstance(kernel, AddRiesz),
+    )
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where points stand between the nodes, `(P, D, N)`; `second` for exponentials, otherwise the same tensor."""
+
+    first: Tensor
+    second: Tensor
+
+    @property
+    def length(self) -> int:
+        return self.first.shape[2]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What points have left on the nodes: `rows (P, D, GP, C)`, and `counts (P, D, GP)` for one more channel of ones.
+
+    Of `length` weights that are one, `whole (P)` truly are; None: all of them. The largest number of the rows, as bits,
+    is in `largest (P)`.
+    """
+
+    rows: Tensor
+    counts: Tensor
+    largest: Tensor
+    length: int
+    whole: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Readable:
+    """What `transform_kernel` makes."""
+
+    rows: Tensor
+    base: Tensor
+    normaliser: Tensor
+    unscale: Tensor
+
+    def some(self, heads: slice) -> "Readable":
+        return Readable(self.rows[heads], self.base[heads], self.normaliser[heads], self.unscale[heads])
+
+
+@dataclass(frozen=True)
+class Flags:
+    """Raised where heads are not finite: `rows (P * group)` those that the points belong to, `shared (P)` others."""
+
+    rows: Tensor
+    shared: Tensor
+    group: int
+
+    def some(self, heads: slice) -> "Flags":
+        rows = self.rows[heads.start * self.group : heads.stop * self.group]
+        return Flags(rows, self.shared[heads], self.group)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The nodes of a call, `(P, D, GP)`, what is known of their cells `(P, D, 3, GP)`, and the bandwidth `(P,)`."""
+
+    nodes: Tensor
+    stats: Tensor
+    bandwidth: Tensor
+    layout: Layout
+    formula: Formula
+
+    @property
+    def hats(self) -> bool:
+        """Whether weights are made as such: those of exponentials do not sum to one.
+
+        And over a few dimensions what ramps leave of a large table would show where a query is far from all keys.
+        """
+        return self.formula.exponential or self.nodes.shape[1] < 16
+
+    @property
+    def problems(self) -> int:
+        return self.nodes.shape[0]
+
+    @property
+    def dims(self) -> int:
+        return self.nodes.shape[1]
+
+    def some(self, heads: slice) -> "Grid":
+        """The grid of some of the heads."""
+        return replace(self, nodes=self.nodes[heads], stats=self.stats[heads], bandwidth=self.bandwidth[heads])
+
+    def shifts(self) -> Tensor:
+        return shifts(self.layout.padded, self.nodes.device)
+
+    def locate(self, points: Tensor, weight: Tensor | None = None) -> Places:
+        """The places of `points (P, N, D)`; those without weight stand at the first node."""
+        problems, length, dims = points.shape
+        first = torch.empty(problems, dims, length, device=points.device)
+        second = torch.empty_like(first) if self.formula.exponential else first
+        rows, wide = 64, min(32, max(16, triton.next_power_of_2(dims)))
+        locate_kernel[(triton.cdiv(length, rows), triton.cdiv(dims, wide), problems)](
+            points,
+            first if weight is None else weight,
+            self.nodes,
+            self.bandwidth,
+            first,
+            second,
+            length,
+            D=dims,
+            G=self.layout.count,
+            GP=self.layout.padded,
+            STEPS=(self.layout.count - 1).bit_length(),
+            ROWS=rows,
+            DIMS=wide,
+            EXPONENTIAL=self.formula.exponential,
+            MASKED=weight is not None,
+        )
+        return Places(first, second)
+
+    def collect(self, places: Places, rows: Tensor, largest: Tensor, count: bool) -> tuple[Tensor, Tensor]:
+        """The table `(P, D, GP, C)` of `rows (P, N, C)` and the sums of the weights; raises `largest (P)`."""
+        problems, length, channels = rows.shape
+        padded, block = self.layout.padded, self.layout.block
+        narrow = self.layout.narrow
+        together = max(1, (256 if narrow else 64) // block)
+        wide = _channels(channels)
+        blocks = triton.cdiv(self.dims * padded // block, together) * triton.cdiv(channels, wide)
+        tall = 128 if narrow else 32
+        span, splits = _split(length, blocks * problems, tall)
+        table = torch.empty(splits, problems, self.dims, padded, channels, device=rows.device)
+        counts = torch.empty(splits, problems, self.dims, padded, device=rows.device)
+        collect_kernel[(blocks, problems, splits)](
+            places.first,
+            places.second,
+            self.shifts(),
+            rows,
+            one(rows.device),
+            table,
+            counts,
+            largest,
+            length,
+            span,
+            channels,
+            D=self.dims,
+            G=padded,
+            BLOCK=block,
+            TOGETHER=together,
+            ROWS=tall,
+            CHANNELS=wide,
+            EVEN=length % tall == 0 and channels % wide == 0,
+            HATS=self.hats,
+            COUNT=count,
+            num_warps=8 if narrow else 4,
+            num_stages=3,
+            **self.layout.precision,
+        )
+        return (table[0], counts[0]) if splits == 1 else (table.sum(0), counts.sum(0))
+
+    def weighted_count(self, places: Places, weight: Tensor) -> Tensor:
+        """The table of one channel, `weight (P, N)` in float32."""
+        padded, block = self.layout.padded, self.layout.block
+        span, splits = _split(places.length, self.problems * self.dims * padded // block, 1024)
+        table = torch.empty(splits, self.problems, self.dims, padded, device=weight.device)
+        weighted_count_kernel[(self.problems * self.dims, padded // block, splits)](
+            places.first,
+            places.second,
+            self.shifts(),
+            weight,
+            table,
+            places.length,
+            span,
+            D=self.dims,
+            G=padded,
+            BLOCK=block,
+            ROWS=64,
+            HATS=self.hats,
+        )
+        return table[0] if splits == 1 else table.sum(0)
+
+    def matrix(self, largest: Tensor) -> Tensor:
+        """`Phi_gg (P, D, GP, GP)`; raises `largest (P)` to its largest number."""
+        padded = self.layout.padded
+        # larger blocks do not fit into the registers
+        block = min(padded, 32)
+        phi = torch.empty(self.problems, self.dims, padded, padded, device=self.nodes.device)
+        matrix_kernel[(self.problems * self.dims, padded // block, padded // block)](
+            self.nodes,
+            self.stats,
+            self.bandwidth,
+            self.formula.numbers,
+            self.formula.kinks,
+            phi,
+            largest,
+            self.formula.count,
+            self.formula.jumps,
+            RIESZ_EPSILON,
+            D=self.dims,
+            G=self.layout.count,
+            GP=padded,
+            BLOCK=block,
+            DECAYS=self.formula.decays,
+            RIESZ=self.formula.riesz,
+            EXPONENTIAL=self.formula.exponential,
+            num_warps=8,
+        )
+        return phi
+
+    def transform(
+        self,
+        tables: Tables,
+        phi: Tensor,
+        largest: Tensor,
+        *,
+        changes: bool,
+        transposed: bool = False,
+        factor: Tensor | None = None,
+    ) -> Readable:
+        """What points read, from the tables and `phi`, of which the largest number is in `largest (P)`."""
+        table = tables.rows
+        channels = table.shape[3]
+        padded, block = self.layout.padded, self.layout.block
+        wide = _channels(channels)
+        out = torch.empty_like(table, dtype=self.layout.table_type)
+        base = torch.empty(self.problems, self.dims, channels, device=table.device)
+        normaliser = torch.empty(self.problems, self.dims, padded, 2, device=table.device)
+        unscale = torch.empty(self.problems, device=table.device)
+        transform_kernel[(self.problems * self.dims, padded // block, triton.cdiv(channels, wide))](
+            table,
+            tables.counts,
+            tables.counts if tables.whole is None else tables.whole,
+            phi,
+            largest,
+            tables.largest,
+            tables.counts if factor is None else factor,
+            out,
+            base,
+            normaliser,
+            unscale,
+            tables.length,
+            channels,
+            D=self.dims,
+            G=self.layout.count,
+            GP=padded,
+            BLOCK=block,
+            CHANNELS=wide,
+            HATS=self.hats,
+            CHANGES=changes,
+            TRANSPOSED=transposed,
+            MASKED=tables.whole is not None,
+            FACTOR=factor is not None,
+            SCALED=self.layout.narrow,
+        )
+        return Readable(out, base, normaliser, unscale)
+
+    def read(
+        self, places: Places, tables: Readable, flags: Flags, out: Tensor, totals: Tensor | None, normalise: bool
+    ) -> None:
+        """The sums `(P, M, C)` at the places, to `out`, and those of the weights to `totals (P, M)`."""
+        length, channels = out.shape[1:]
+        padded, block = self.layout.padded, self.layout.block
+        narrow = self.layout.narrow
+        together = max(1, 64 // block)
+        wide = _channels(channels)
+        tall = (256 if block == 64 and not self.hats else 128) if narrow else 64
+        even = length % tall == 0 and channels % wide == 0 and self.dims * padded // block % together == 0
+        read_kernel[(triton.cdiv(length, tall), self.problems, triton.cdiv(channels, wide))](
+            places.first,
+            places.second,
+            self.shifts(),
+            tables.rows,
+            tables.base,
+            tables.normaliser,
+            tables.unscale,
+            flags.rows,
+            flags.shared,
+            out,
+            out if totals is None else totals,
+            length,
+            length // flags.group,
+            channels,
+            D=self.dims,
+            GP=padded,
+            BLOCK=block,
+            TOGETHER=together,
+            ROWS=tall,
+            CHANNELS=wide,
+            EVEN=even,
+            GROUP=flags.group,
+            HATS=self.hats,
+            NORMALISE=normalise,
+            COUNT=totals is not None,
+            num_warps=4,
+            num_stages=3,
+            **self.layout.precision,
+        )
+
+    def slopes(
+        self,
+        points: Tensor,
+        places: Places,
+        rows: Tensor,
+        tables: "Slopes",
+        factors: Tensor | None,
+        extras: Tensor | None,
+        out: Tensor,
+        wants_bandwidth: bool,
+    ) -> Tensor | None:
+        """The derivatives by `points (P, N, D)`, to `out (P, D, N)`, and those by the bandwidth `(P,)`, if wanted.
+
+        They are those of what the points read off the nodes, multiplied with `rows (P, N, C)` and, for one more
+        channel, with `extras (P, N)`, all of it with `factors (P, N)`.
+        """
+        length, channels = rows.shape[1:]
+        tall = 128 if self.layout.narrow else 32
+        programs = triton.cdiv(length, tall)
+        exponential = self.formula.exponential
+        parts = torch.empty(self.problems, programs, device=out.device) if wants_bandwidth and exponential else None
+        slopes_kernel[(programs, self.problems)](
+            points,
+            places.first,
+            self.nodes,
+            tables.lefts,
+            self.bandwidth,
+            rows,
+            rows if factors is None else factors,
+            rows if extras is None else extras,
+            tables.changes.rows,
+            tables.levels.rows,
+            tables.changes.normaliser,
+            tables.changes.unscale,
+            tables.levels.unscale,
+            out,
+            out if parts is None else parts,
+            length,
+            channels,
+            D=self.dims,
+            GP=self.layout.padded,
+            ROWS=tall,
+            CHANNELS=_channels(channels),
+            EXPONENTIAL=exponential,
+            FACTORS=factors is not None,
+            EXTRAS=extras is not None,
+            BANDWIDTH=parts is not None,
+            num_warps=4,
+            **self.layout.precision,
+        )
+        return None if parts is None else parts.double().sum(1).float()
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """What derivatives by points are made of: see `slopes_kernel`. Only exponentials need the levels."""
+
+    changes: Readable
+    levels: Readable
+    lefts: Tensor
+
+    def some(self, heads: slice) -> "Slopes":
+        return Slopes(self.changes.some(heads), self.levels.some(heads), self.lefts[heads])
+
+
+def prepare(
+    grad: Tensor, out: Tensor, totals: Tensor, reference: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`rows (P, M, C)`, `factors`, `extras` and `weights (P, M)`, see `prepare_kernel`."""
+    problems, length, channels = grad.shape
+    rows = torch.empty_like(grad)
+    factors, extras, weights = torch.empty(3, problems, length, device=grad.device)
+    prepare_kernel[(triton.cdiv(length, 64), problems)](
+        grad,
+        out,
+        totals,
+        reference,
+        rows,
+        factors,
+        extras,
+        weights,
+        length,
+        channels,
+        ROWS=64,
+        CHANNELS=_channels(channels),
+    )
+    return rows, factors, extras, weights
+
+
+def plan(
+    query: Tensor,
+    key: Tensor,
+    weight: Tensor | None,
+    bandwidth: Tensor,
+    kernel: Formula,
+    count: int,
+    flags: Flags,
+) -> Grid:
+    """The nodes for queries and keys; raises the flags of heads that are not finite."""
+    layout = Layout(count, query.dtype)
+    problems, _, dims = query.shape
+    wanted = _BY_NODE * count
+    group = flags.group
+    sides = [(query, None, flags.rows, group, max(1, _STRETCHES // group)), (key, weight, flags.shared, 1, _STRETCHES)]
+    # extremes are never most of the line, however many heads a group has
+    samples = [max(wanted - 2 * parts * heads, wanted // 2) for *_, heads, parts in sides]
+    used = sum(samples) + sum(2 * parts * heads for *_, heads, parts in sides)
+    width = triton.next_power_of_2(used)
+    line = torch.empty(problems, dims, width, device=query.device)
+    first = 0
+    for (points, counted, flag, heads, parts), sampled in zip(sides, samples, strict=True):
+        length = points.shape[1]
+        chosen = None if counted is None or length <= sampled else _chosen(counted, sampled)
+        survey_kernel[(parts + triton.cdiv(sampled, ROWS), problems, heads)](
+            points,
+            points if chosen is None else chosen,
+            line,
+            flag,
+            length,
+            length // heads,
+            sampled,
+            first,
+            width,
+            D=dims,
+            DIMS=max(16, triton.next_power_of_2(dims)),
+            GROUP=heads,
+            CHOSEN=chosen is not None,
+            STRETCHES=parts,
+            ROWS=ROWS,
+        )
+        first += sampled + 2 * parts * heads
+    if INTERPRETED:
+        # which takes minutes for a sort
+        line[..., :used] = line[..., :used].sort(-1).values
+    nodes = torch.empty(problems, dims, layout.padded, device=query.device)
+    stats = torch.empty(problems, dims, 3, layout.padded, device=query.device)
+    nodes_kernel[(problems * dims,)](
+        line,
+        bandwidth,
+        nodes,
+        stats,
+        used,
+        width,
+        D=dims,
+        G=count,
+        POWER=width.bit_length() - 1,
+        NODES_POWER=layout.padded.bit_length() - 1,
+        ANCHOR=kernel.riesz,
+        SORT=not INTERPRETED,
+        num_warps=1 if width <= 2048 else 4,
+    )
+    return Grid(nodes, stats, bandwidth, layout, kernel)
+
+
+def _chosen(weight: Tensor, sampled: int) -> Tensor:
+    """The keys of a sample: those before which given shares of the keys that count stand."""
+    steps = torch.arange(sampled, device=weight.device) * 2654435769 % (1 << 32) / float(1 << 32)
+    counted = weight.double().cumsum(1)
+    places = torch.searchsorted(counted, steps * counted[:, -1:], right=True)
+    return places.clamp(max=weight.shape[1] - 1)
+
+
+def _channels(channels: int) -> int:
+    """Channels of a block."""
+    return min(64, max(16, triton.next_power_of_2(channels)))
+
+
+def _split(length: int, programs: int, least: int) -> tuple[int, int]:
+    """How many points a program takes, a multiple of `least`, and how many of them take one line."""
+    splits = max(1, min(_BUSY // max(programs, 1), length // 1024))
+    span = math.ceil(math.ceil(length / splits) / least) * least
+    return span, math.ceil(length / span)

@@ -1,0 +1,66 @@
+"""The places of points between the nodes, `(P, N, D) -> (P, D, N)`: one search, and no exponential after it."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def sinh_ratio(z, width):
+    """`sinh(z) / sinh(width)` for `0 <= z <= width`; no exponent is positive, and narrow cells lose no digits."""
+    ratio = z / tl.where(width > 0, width, 1.0)
+    wide = tl.maximum(width, 0.1)
+    full = tl.exp(z - wide) * (1 - tl.exp(-2 * z)) / (1 - tl.exp(-2 * wide))
+    return tl.where(width < 0.1, ratio * (1 + (z * z - width * width) / 6), full)
+
+
+@triton.jit
+def locate_kernel(
+    points,
+    weight,
+    nodes,
+    bandwidth,
+    places,
+    seconds,
+    length,
+    D: tl.constexpr,
+    G: tl.constexpr,
+    GP: tl.constexpr,
+    STEPS: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIMS: tl.constexpr,
+    EXPONENTIAL: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """The cell and the weight of the node above, as one number; for exponentials also one less the weight below.
+
+    Masked points stand at the first node.
+    """
+    problem = tl.program_id(2).to(tl.int64)
+    n, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * DIMS + tl.arange(0, DIMS)
+    here = (n < length)[:, None] & (d < D)[None, :]
+    x = tl.load(points + (problem * length + n)[:, None] * D + d[None, :], mask=here, other=0.0).to(tl.float32)
+    x = tl.where(tl.abs(x) < float("inf"), x, 0.0)
+    base = nodes + (problem * D + tl.where(d < D, d, 0))[None, :] * GP
+    cell = tl.zeros((ROWS, DIMS), tl.int32)
+    for power in tl.static_range(STEPS):
+        probe = cell + (1 << (STEPS - 1 - power))
+        number = tl.load(base + tl.minimum(probe, G - 1))
+        cell = tl.where((probe < G - 1) & (number <= x), probe, cell)
+    start, end = tl.load(base + cell), tl.load(base + cell + 1)
+    distance, width = tl.minimum(tl.maximum(x - start, 0.0), end - start), end - start
+    out = (problem * D + d)[None, :] * length + n[:, None]
+    if EXPONENTIAL:
+        tau = tl.load(bandwidth + problem)
+        above, below = sinh_ratio(distance / tau, width / tau), sinh_ratio((width - distance) / tau, width / tau)
+        rest = tl.minimum(tl.maximum(1 - below, 0.0), 1.0)
+    else:
+        above = distance / tl.where(width > 0, width, 1.0)
+    above = tl.minimum(tl.maximum(above, 0.0), 1.0)
+    if MASKED:
+        counts = (tl.load(weight + problem * length + n, mask=n < length, other=0.0) != 0)[:, None]
+        cell, above = tl.where(counts, cell, 0), tl.where(counts, above, 0.0)
+    tl.store(places + out, cell.to(tl.float32) + above, mask=here)
+    if EXPONENTIAL:
+        if MASKED:
+            rest = tl.where(counts, rest, 0.0)
+        tl.store(seconds + out, cell.to(tl.float32) + rest, mask=here)

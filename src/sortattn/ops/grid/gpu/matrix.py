@@ -1,0 +1,123 @@
+"""The kernel between the nodes, `Phi_gg`, with the correction of `correction`."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _spline(u, numbers, count):
+    """A continuous spline from `numbers`: a place, the value and the slope there, kinks, changes of the slope."""
+    value = tl.load(numbers + 1) + tl.load(numbers + 2) * (u - tl.load(numbers))
+    for j in range(0, count):
+        value += tl.load(numbers + 3 + count + j) * tl.maximum(u - tl.load(numbers + 3 + j), 0.0)
+    return value
+
+
+@triton.jit
+def _exponential(u, numbers, count):
+    """`p(|u|) e^-|u|` with the coefficients of p, the highest first."""
+    distance = tl.minimum(tl.abs(u), 1000.0)
+    value = tl.zeros(u.shape, tl.float32)
+    for j in range(0, count):
+        value = value * distance + tl.load(numbers + j)
+    return value * tl.exp(-distance)
+
+
+@triton.jit
+def _corner(nodes, stats, tau, i, j, kink, A: tl.constexpr, B: tl.constexpr, G: tl.constexpr, GP: tl.constexpr):
+    """What the rectangle with the corner (A, B) at nodes i, j adds there, for a kink of slope one; see `correction`."""
+    row, column = i - A, j - B
+    inside = (row >= 0) & (row < G - 1) & (column >= 0) & (column < G - 1)
+    r, c = tl.minimum(tl.maximum(row, 0), G - 2), tl.minimum(tl.maximum(column, 0), G - 2)
+    s0, s1 = tl.load(nodes + r) / tau, tl.load(nodes + r + 1) / tau
+    t0, t1 = tl.load(nodes + c) / tau, tl.load(nodes + c + 1) / tau
+    across, along = s1 - s0, t1 - t0
+    scale = tl.maximum(across + along, 1e-30)
+    z00, z10, z01, z11 = (s0 - t0 - kink) / scale, (s1 - t0 - kink) / scale, (s0 - t1 - kink) / scale, (s1 - t1 - kink) / scale
+    crossed = inside & (z10 > 0) & (z01 < 0) & (across > 0) & (along > 0)
+    p00, p10, p01, p11 = tl.maximum(z00, 0.0), tl.maximum(z10, 0.0), tl.maximum(z01, 0.0), tl.maximum(z11, 0.0)
+    area = tl.where(crossed, across * along / (scale * scale), 1.0)
+    mean = (p10 * p10 * p10 - p00 * p00 * p00 - p11 * p11 * p11 + p01 * p01 * p01) / 6 / area
+    error = tl.minimum(tl.maximum(mean - (p00 + p10 + p01 + p11) / 4, -0.25), 0.0) * scale
+    w00, w10 = tl.maximum(1 - 2 * tl.abs(z00), 0.0), tl.maximum(1 - 2 * tl.abs(z10), 0.0)
+    w01, w11 = tl.maximum(1 - 2 * tl.abs(z01), 0.0), tl.maximum(1 - 2 * tl.abs(z11), 0.0)
+    if A == 0 and B == 0:
+        share = w00
+    elif A == 1 and B == 0:
+        share = w10
+    elif A == 0:
+        share = w01
+    else:
+        share = w11
+    share = share / tl.maximum(w00 + w10 + w01 + w11, 1e-9)
+    parts = tl.load(stats + (1 + A) * GP + r) * tl.load(stats + (1 + B) * GP + c)
+    spread = tl.sqrt(tl.load(stats + r) * tl.load(stats + c))
+    return tl.where(crossed, error * spread * share * parts, 0.0)
+
+
+@triton.jit
+def _diagonal(nodes, stats, tau, cell, SIDE: tl.constexpr, EXPONENTIAL: tl.constexpr, G: tl.constexpr, GP: tl.constexpr):
+    """What a cell adds on the diagonal at its start (SIDE 0) or end, for a change of slope of minus one at zero."""
+    inside = (cell >= 0) & (cell < G - 1)
+    r = tl.minimum(tl.maximum(cell, 0), G - 2)
+    width = (tl.load(nodes + r + 1) - tl.load(nodes + r)) / tau
+    if EXPONENTIAL:
+        # 2 tanh(width / 2)
+        width = 2 * (1 - tl.exp(-width)) / (1 + tl.exp(-width))
+    part = tl.load(stats + (1 + SIDE) * GP + r)
+    return tl.where(inside, width / 24 * tl.load(stats + r) * part * part, 0.0)
+
+
+@triton.jit
+def matrix_kernel(
+    nodes,
+    stats,
+    bandwidth,
+    numbers,
+    kinks,
+    phi,
+    largest,
+    count,
+    jumps,
+    epsilon,
+    D: tl.constexpr,
+    G: tl.constexpr,
+    GP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DECAYS: tl.constexpr,
+    RIESZ: tl.constexpr,
+    EXPONENTIAL: tl.constexpr,
+):
+    """A block of `phi (P * D, GP, GP)`, zero beyond G; `largest (P)` is raised to the largest of it."""
+    at = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    j = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    line, cells = nodes + at * GP, stats + at * 3 * GP
+    tau = tl.load(bandwidth + at // D)
+    inside = (i < G) & (j < G)
+    s, t = tl.load(line + tl.minimum(i, G - 1)), tl.load(line + tl.minimum(j, G - 1))
+    u = (s - t) / tau
+    if DECAYS:
+        value = _exponential(u, numbers, count)
+    else:
+        value = _spline(u, numbers, count)
+    if RIESZ:
+        # |s| + |t| - |s - t|: twice the smaller one where the signs agree
+        least = tl.minimum(tl.abs(s), tl.abs(t))
+        value = tl.where(s * t > 0, 2 * least / tau, 0.0) + epsilon
+    for k in range(0, jumps):
+        kink, jump = tl.load(kinks + k), tl.load(kinks + jumps + k)
+        if kink == 0:
+            own = _diagonal(line, cells, tau, i, 0, EXPONENTIAL, G, GP)
+            own += _diagonal(line, cells, tau, i - 1, 1, EXPONENTIAL, G, GP)
+            value -= jump * tl.where(i == j, own, 0.0)
+        else:
+            extra = _corner(line, cells, tau, i, j, kink, 0, 0, G, GP)
+            extra += _corner(line, cells, tau, i, j, kink, 1, 0, G, GP)
+            extra += _corner(line, cells, tau, i, j, kink, 0, 1, G, GP)
+            extra += _corner(line, cells, tau, i, j, kink, 1, 1, G, GP)
+            value += jump * extra
+    value = tl.where(inside, value, 0.0)
+    tl.store(phi + at * GP * GP + i * GP + j, value)
+    bits = tl.abs(value).to(tl.int32, bitcast=True)
+    tl.atomic_max(largest + at // D, tl.max(tl.max(bits, 1), 0))

@@ -1,0 +1,109 @@
+"""Where the nodes stand, for one dimension of one head by program: `place` of `grid.nodes`, on a sorted sample."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _before(line, x, POWER: tl.constexpr, RIGHT: tl.constexpr):
+    """How many numbers of an ascending line, of `2^POWER` of them, are below every x (RIGHT: or equal to it)."""
+    found = tl.zeros(x.shape, tl.int32)
+    for turn in tl.static_range(POWER):
+        step = 1 << (POWER - 1 - turn)
+        number = tl.gather(line, found + (step - 1), 0)
+        if RIGHT:
+            found = tl.where(number <= x, found + step, found)
+        else:
+            found = tl.where(number < x, found + step, found)
+    return found
+
+
+@triton.jit
+def _upto(sums, count):
+    """The prefix of a running sum that has `count` terms."""
+    return tl.where(count > 0, tl.gather(sums, tl.maximum(count - 1, 0), 0), 0.0)
+
+
+@triton.jit
+def nodes_kernel(
+    line,
+    bandwidth,
+    nodes,
+    stats,
+    used,
+    width,
+    D: tl.constexpr,
+    G: tl.constexpr,
+    POWER: tl.constexpr,
+    NODES_POWER: tl.constexpr,
+    ANCHOR: tl.constexpr,
+    SORT: tl.constexpr,
+):
+    """From `line (P * D, width)` to `nodes (P * D, GP)` and three numbers of every cell, `stats (P * D, 3, GP)`.
+
+    Without SORT the line is in order already. Those numbers are how far inside its points lie and their part of what either node holds, see `correction`. With ANCHOR one
+    node stands at zero, if that is among the points: then hats reproduce absolute values.
+    """
+    S: tl.constexpr = 1 << POWER
+    GP: tl.constexpr = 1 << NODES_POWER
+    at = tl.program_id(0).to(tl.int64)
+    j = tl.arange(0, S)
+    points = tl.load(line + at * width + j, mask=j < used, other=float("inf"))
+    if SORT:
+        points = tl.sort(points)
+    real = points < float("inf")
+    count = tl.sum(real.to(tl.int32), 0)
+    low, high = tl.min(points, 0), tl.max(tl.where(real, points, float("-inf")), 0)
+
+    # equal steps of the integral of the root of the density, about one node at most in a gap
+    gap = tl.where(j + 1 < count, tl.gather(points, tl.minimum(j + 1, S - 1), 0) - points, 0.0)
+    share = tl.sqrt(gap)
+    share = tl.minimum(share, tl.sum(share, 0) / (G - 4))
+    reached = tl.cumsum(share, 0)
+    g = tl.arange(0, GP)
+    target = tl.sum(share, 0) * ((g - 1).to(tl.float32) / (G - 3))
+    piece = tl.minimum(_before(reached, target, POWER, True), count - 2)
+    own = tl.gather(share, piece, 0)
+    part = (target - (tl.gather(reached, piece, 0) - own)) / tl.where(own > 0, own, 1.0)
+    part = tl.minimum(tl.maximum(tl.where(own > 0, part, 0.0), 0.0), 1.0)
+    free = tl.gather(points, piece, 0) + part * tl.gather(gap, piece, 0)
+
+    # to the nearest point within half a cell
+    after = tl.minimum(tl.maximum(_before(points, free, POWER, False), 1), count - 1)
+    below, above = tl.gather(points, after - 1, 0), tl.gather(points, after, 0)
+    left = tl.where(g > 2, tl.gather(free, tl.maximum(g - 1, 0), 0), low)
+    right = tl.where(g < G - 3, tl.gather(free, tl.minimum(g + 1, GP - 1), 0), high)
+    falls = (free - below < above - free) & (free - below <= (free - left) / 2)
+    rises = (free - below >= above - free) & (above - free <= (right - free) / 2)
+    place = tl.where(falls, below, tl.where(rises, above, free))
+    inner = (g >= 2) & (g <= G - 3)
+    if ANCHOR:
+        distance = tl.where(inner, tl.abs(place), float("inf"))
+        nearest = tl.min(tl.where(distance == tl.min(distance, 0), g, GP), 0)
+        nearest = tl.where((low < 0) & (high > 0), nearest, GP)
+        place = tl.where(g == nearest, 0.0, place)
+    tau = tl.load(bandwidth + at // D)
+    # wide enough that a slope across it has digits, whatever the scale and the offset of the data
+    margin = (high - low) / G + tau / 16 + tl.maximum(tl.abs(low), tl.abs(high)) / 4096
+    place = tl.where(g == 1, low, tl.where(g == G - 2, high, place))
+    place = tl.where(g == 0, low - margin, tl.where(g == G - 1, high + margin, place))
+    place = tl.where(g < G, place, float("inf"))
+    tl.store(nodes + at * GP + g, place)
+
+    cell = tl.minimum(tl.maximum(_before(place, points, NODES_POWER, True) - 1, 0), G - 2)
+    start = tl.gather(place, cell, 0)
+    a = tl.where(real, (points - start) / (tl.gather(place, cell + 1, 0) - start), 0.0)
+    first = _before(points, place, POWER, False)
+    first = tl.where(g < G, tl.minimum(first, count), count)
+    last = tl.gather(first, tl.minimum(g + 1, GP - 1), 0)
+    shares, inside, spread = tl.cumsum(a, 0), tl.cumsum((a > 0).to(tl.float32), 0), tl.cumsum(a * (1 - a), 0)
+    above_sum = _upto(shares, last) - _upto(shares, first)
+    number = _upto(inside, last) - _upto(inside, first)
+    far = (_upto(spread, last) - _upto(spread, first)) / tl.maximum(number, 1.0)
+    below_sum = (last - first).to(tl.float32) - above_sum
+    held = below_sum + tl.where(g > 0, tl.gather(above_sum, tl.maximum(g - 1, 0), 0), 0.0)
+    held = tl.maximum(held, 1e-9)
+    out = stats + at * 3 * GP + g
+    tl.store(out, tl.minimum(tl.maximum(6 * far, 0.0), 1.0))
+    tl.store(out + GP, tl.minimum(number / held, 1.0))
+    tl.store(out + 2 * GP, tl.minimum(number / tl.gather(held, tl.minimum(g + 1, GP - 1), 0), 1.0))

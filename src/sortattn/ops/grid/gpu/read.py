@@ -1,0 +1,110 @@
+"""From nodes to points: weights times tables on tensor cores, summed over the dimensions, and normalised."""
+
+import triton
+import triton.language as tl
+
+from .language import product, ramp, split_place
+
+
+@triton.jit
+def read_normaliser(places, seconds, normaliser, problem, m, length, D: tl.constexpr, GP: tl.constexpr, DIMS: tl.constexpr, HATS: tl.constexpr):
+    """The sum of the weights that every point sees, float32, by looking up its cell in every dimension."""
+    total = tl.zeros((m.shape[0], DIMS), tl.float32)
+    for d0 in range(0, D, DIMS):
+        d = d0 + tl.arange(0, DIMS)[None, :]
+        here = (m < length)[:, None] & (d < D)
+        at = (problem * D + tl.minimum(d, D - 1)) * length + tl.minimum(m, length - 1)[:, None]
+        cell, share = split_place(tl.load(places + at))
+        pair = normaliser + ((problem * D + tl.minimum(d, D - 1)) * GP + cell) * 2
+        if HATS:
+            other, rest = split_place(tl.load(seconds + at))
+            # rounded up to one, a share is in the next cell
+            below = 1 - rest - (other - cell).to(tl.float32)
+            number = below * tl.load(pair) + share * tl.load(pair + 1)
+        else:
+            number = tl.load(pair) + share * tl.load(pair + 1)
+        total += tl.where(here, number, 0.0)
+    return tl.sum(total, 1)
+
+
+@triton.jit
+def read_kernel(
+    places,
+    seconds,
+    shifts,
+    table,
+    base,
+    normaliser,
+    unscale,
+    flags,
+    key_flags,
+    out,
+    totals,
+    length,
+    rows,
+    channels,
+    D: tl.constexpr,
+    GP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    EVEN: tl.constexpr,
+    GROUP: tl.constexpr,
+    HATS: tl.constexpr,
+    NORMALISE: tl.constexpr,
+    COUNT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EMULATED: tl.constexpr,
+):
+    """`out (P, length, C)` from what `transform_kernel` made, for a block of points of one head.
+
+    With COUNT the sums of the weights go to `totals (P, length)`, by which NORMALISE divides; where there are none the
+    output is zero, and NaN where a flag of `flags (P * GROUP)` or `key_flags (P)` is raised.
+    """
+    problem = tl.program_id(1).to(tl.int64)
+    m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
+    has = channel < channels
+    if COUNT:
+        total = read_normaliser(places, seconds, normaliser, problem, m, length, D, GP, 16, HATS)
+        tl.store(totals + problem * length + m, total, mask=m < length)
+    found = tl.zeros((ROWS, CHANNELS), tl.float32)
+    for first in range(0, D * (GP // BLOCK), TOGETHER):
+        line = first * BLOCK + tl.arange(0, TOGETHER * BLOCK)
+        spot = table + (problem * D * GP + line)[:, None] * channels + channel[None, :]
+        block = first + tl.arange(0, TOGETHER)[None, :, None]
+        node = tl.arange(0, BLOCK)[None, None, :]
+        if GP > BLOCK:
+            node += block % (GP // BLOCK) * BLOCK
+        if EVEN:
+            values = tl.load(spot)
+            at = (problem * D + block // (GP // BLOCK)) * length + m[:, None, None]
+            place = tl.load(places + at)
+        else:
+            values = tl.load(spot, mask=(line < D * GP)[:, None] & has[None, :], other=0.0)
+            dim = tl.minimum(block // (GP // BLOCK), D - 1)
+            at = (problem * D + dim) * length + tl.minimum(m, length - 1)[:, None, None]
+            place = tl.load(places + at)
+        if HATS:
+            weight = ramp(place, tl.load(shifts + node))
+            weight -= ramp(tl.load(seconds + at), tl.load(shifts + node + 1))
+        else:
+            weight = ramp(place, tl.load(shifts + node + 1))
+        weight = tl.reshape(weight.to(values.dtype), (ROWS, TOGETHER * BLOCK))
+        found = product(weight, values, found, PRECISION, EMULATED)
+    found *= tl.load(unscale + problem)
+    if not HATS:
+        start = tl.zeros((CHANNELS,), tl.float32)
+        for d0 in range(0, D, 16):
+            d = d0 + tl.arange(0, 16)
+            part = tl.load(base + (problem * D + d)[:, None] * channels + channel[None, :], mask=(d < D)[:, None] & has[None, :], other=0.0)
+            start += tl.sum(part, 0)
+        found += start[None, :]
+    if NORMALISE:
+        empty = tl.abs(total) < 1.1754943508222875e-38
+        found = tl.where(empty[:, None], 0.0, found / tl.where(empty, 1.0, total)[:, None])
+    flag = tl.load(flags + problem * GROUP + tl.minimum(m // rows, GROUP - 1)) + tl.load(key_flags + problem)
+    found = tl.where((flag > 0)[:, None], float("nan"), found)
+    spot = out + (problem * length + m)[:, None] * channels + channel[None, :]
+    tl.store(spot, found.to(out.dtype.element_ty), mask=(m < length)[:, None] & has[None, :])

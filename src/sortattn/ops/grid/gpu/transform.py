@@ -1,0 +1,112 @@
+"""From nodes to nodes: the tables of keys become tables that queries read, `F = Phi S`."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def transform_kernel(
+    table,
+    counts,
+    whole,
+    phi,
+    phi_largest,
+    largest,
+    factor,
+    out,
+    base,
+    normaliser,
+    unscale,
+    length,
+    channels,
+    D: tl.constexpr,
+    G: tl.constexpr,
+    GP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    HATS: tl.constexpr,
+    CHANGES: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    MASKED: tl.constexpr,
+    FACTOR: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    """From `table (P, D, GP, C)` of ramps, or of HATS, to what points read.
+
+    - `out (P, D, GP, C)`: F, or its CHANGES from node to node, times a power of two that keeps them within 16 bits, of
+      which `unscale (P)` is the inverse; NaN where the head holds what is no number
+    - `base (P, D, C)`: with CHANGES, F at the first node
+    - `normaliser (P, D, GP, 2)`: the same for `counts (P, D, GP)`, unscaled: F at a node, and its change to the next one
+      or F there. MASKED: of `length` weights, `whole (P)` count
+
+    `phi_largest (P)` and `largest (P)` are the largest numbers of phi and of the table, as bits, `factor (P)` multiplies everything (FACTOR).
+    """
+    at = tl.program_id(0).to(tl.int64)
+    problem = at // D
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
+    has = channel < channels
+    scalar = 1.0
+    if FACTOR:
+        scalar = tl.load(factor + problem)
+    size = tl.load(phi_largest + problem).to(tl.float32, bitcast=True)
+    size *= tl.load(largest + problem).to(tl.float32, bitcast=True) * tl.abs(scalar) * (2.0 * GP)
+    if SCALED:
+        scale = tl.exp2(tl.floor(14.0 - tl.log2(tl.maximum(size, 1e-30))))
+    else:
+        scale = 1.0 + 0.0 * size
+    # infinities and NaN
+    scale = tl.where(size < float("inf"), scale, float("nan"))
+    rows_at = table + at * GP * channels + channel[None, :]
+    found = tl.zeros((BLOCK, CHANNELS), tl.float32)
+    start = tl.zeros((CHANNELS,), tl.float32)
+    level, rise = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    matrix = phi + at * GP * GP
+    for j0 in range(0, GP, BLOCK):
+        j = j0 + tl.arange(0, BLOCK)
+        before = tl.where(j > 0, j - 1, GP - 1)
+        inside = (j < G)[:, None] & has[None, :]
+        if HATS:
+            shares = tl.load(rows_at + j[:, None] * channels, mask=inside, other=0.0)
+        else:
+            shares = tl.load(rows_at + before[:, None] * channels, mask=inside, other=0.0)
+            inner = (j < G - 1)[:, None] & has[None, :]
+            shares -= tl.load(rows_at + j[:, None] * channels, mask=inner, other=0.0)
+        if HATS:
+            number = tl.load(counts + at * GP + j, mask=j < G, other=0.0)
+        else:
+            number = tl.load(counts + at * GP + before, mask=j < G, other=0.0)
+            number -= tl.load(counts + at * GP + j, mask=j < G - 1, other=0.0)
+        if MASKED:
+            # keys without weight stand at the first node
+            number -= tl.where(j == 0, length - tl.load(whole + problem), 0.0)
+        next_ = tl.minimum(i + 1, G - 1)
+        if TRANSPOSED:
+            here = tl.load(matrix + j[None, :] * GP + i[:, None])
+            there = tl.load(matrix + j[None, :] * GP + next_[:, None])
+            first = tl.load(matrix + j * GP)
+        else:
+            here = tl.load(matrix + i[:, None] * GP + j[None, :])
+            there = tl.load(matrix + next_[:, None] * GP + j[None, :])
+            first = tl.load(matrix + j)
+        change = there - here
+        level += tl.sum(here * number[None, :], 1)
+        if CHANGES:
+            found = tl.dot(change, shares, found, input_precision="tf32x3")
+            start += tl.sum(first[:, None] * shares, 0)
+            rise += tl.sum(change * number[None, :], 1)
+        else:
+            found = tl.dot(here, shares, found, input_precision="tf32x3")
+            rise += tl.sum(there * number[None, :], 1)
+    found *= scalar * scale
+    rows = (i < G)[:, None] & has[None, :]
+    spot = out + (at * GP + i)[:, None] * channels + channel[None, :]
+    tl.store(spot, tl.where(rows, found, 0.0).to(out.dtype.element_ty), mask=has[None, :])
+    if tl.program_id(1) == 0:
+        tl.store(base + at * channels + channel, start * scalar, mask=has)
+        if (tl.program_id(2) == 0) & (at % D == 0):
+            tl.store(unscale + problem, 1.0 / scale)
+    if tl.program_id(2) == 0:
+        pair = normaliser + (at * GP + i) * 2
+        tl.store(pair, level * scalar)
+        tl.store(pair + 1, rise * scalar)
