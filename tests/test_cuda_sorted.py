@@ -1,5 +1,6 @@
 """The walker's CUDA sources compile for every kind of kernel, and what the host makes of a kernel's terms."""
 
+import contextlib
 import math
 
 import pytest
@@ -132,3 +133,36 @@ def test_a_kernel_with_more_nodes_than_there_is_room_for_is_refused():
     terms = sortattn.Spline(nodes, torch.ones(201, dtype=torch.float64)).terms()
     with pytest.raises(RuntimeError, match="no room for 200 nodes .* use backend='tiled'"):
         list(all_defines(terms))
+
+
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump"])
+def test_without_atomics_two_warps_that_run_at_a_time_have_different_targets(name, monkeypatch):
+    """Where sums are added in place, a launch has one track, one dimension or product, and all products one part."""
+    launches = []
+
+    class Recorder:
+        def __init__(self, source, entry, defines=()):
+            self.entry, self.defines = entry, dict(defines)
+
+        def __call__(self, grid, block, *arguments, shared=0):
+            if self.entry == "walk":
+                launches.append((self.defines, grid[1], arguments[15:17], arguments[-2]))
+
+    monkeypatch.setattr(cuda, "Kernel", Recorder)
+    monkeypatch.setattr(cuda, "_device", lambda device: (132, 50 << 20))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    terms = KERNELS[name].terms()
+    dims, channels = 3, 200
+    lines = cuda.Lines(torch.zeros(2, dims, 40), torch.zeros(2, dims, 40, dtype=torch.int32))
+    rows, extra = torch.zeros(2, 40, channels), torch.zeros(2, 40)
+    assert torch.are_deterministic_algorithms_enabled()
+    cuda.scatter(lines, lines, rows, extra, terms, 1.0, False)
+    cuda.dot(lines, lines, rows, extra, rows, extra, _derivative(terms), 1.0, False, 1.0)
+    cuda.towards_keys(lines, lines, rows, extra, rows, extra, terms, _derivative(terms), 1.0)
+    tracks = cuda._tracks(terms, False).number
+    # sums: tracks times dimensions; products: tracks times parts; both: times all of them
+    assert len(launches) == tracks * dims + tracks * 2 + tracks * dims * 2
+    for defines, parts, (_, sides), some_dims in launches:
+        assert defines["ORDERED"] == 1 and sides == 1
+        assert some_dims == 1 or defines["PRODUCTS"]
+        assert parts == 1 or not (defines["PRODUCTS"] or defines["SLOPES"])

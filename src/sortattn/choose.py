@@ -67,9 +67,9 @@ _COSTS: dict[str, dict[tuple[str, str], Cost]] = {
         ("linear", "features"): Cost(call=2.1e5, feature=0.11),
     },
     "cuda": {
-        ("tiled", "sided"): Cost(call=7e5, pair=2.2e-4),
-        ("sorted", "sided"): Cost(call=1.2e6, point=2.6e-3),
-        ("tiled", "dense"): Cost(call=7e5, pair=2.1e-4),
+        ("tiled", "sided"): Cost(call=1e5, pair=1.6e-4),
+        ("sorted", "sided"): Cost(call=4e5, point=1.7e-3),
+        ("tiled", "dense"): Cost(call=1e5, pair=1.7e-4),
         ("tiled", "sdpa"): Cost(call=2e5, pair=2e-5, product=2e-5),
         ("linear", "features"): Cost(call=3e5, feature=1e-4),
     },
