@@ -166,6 +166,13 @@ def _add_bench(commands) -> None:
         metavar="SECONDS",
         help="begin no further round of a size after this long, if three are done; default: %(default)s",
     )
+    how.add_argument(
+        "--patience",
+        type=seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="with --paper: a method with slower calls is not measured at larger sizes; default: %(default)s",
+    )
     how.add_argument("--no-memory", dest="memory", action="store_false", help="time only; memory takes a while")
     where = bench.add_argument_group("where it goes")
     where.add_argument("--out", type=Path, default=Path("sortattn-bench"), help="folder, default: %(default)s")

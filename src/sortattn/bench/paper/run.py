@@ -14,8 +14,6 @@ from ..run import FAILURES
 from .methods import PASSES, Method
 
 WARM_UPS, RUNS = 5, 10
-# a method with slower calls than this is not measured at larger sizes
-PATIENCE_MS = 30_000.0
 
 
 @dataclass(frozen=True)
@@ -57,9 +55,13 @@ def run(
     records: Records[PaperRow],
     *,
     memory: bool,
+    patience: float,
     advance: Advance,
 ) -> list[str]:
-    """Measures the cells that `records` does not hold; returns why some were left out."""
+    """Measures the cells that `records` does not hold; returns why some were left out.
+
+    A method whose calls take longer than `patience`, in seconds, is not measured at larger sizes.
+    """
     done = {row.case: row for row in records.rows}
     given_up: dict[Case, str] = {}
     for method, case in cells:
@@ -76,8 +78,8 @@ def run(
             given_up[case.at(0)] = f"{label} failed, larger sizes were not tried: {first}"
         else:
             records.add(_row(method, case, samples, extra, records))
-            if mean(samples) > PATIENCE_MS:
-                given_up[case.at(0)] = f"{label} took {mean(samples) / 1e3:.0f} s a call, larger sizes were not tried"
+            if mean(samples) > patience * 1e3:
+                given_up[case.at(0)] = f"{label} took {mean(samples) / 1e3:.2g} s a call, larger sizes were not tried"
         advance(label, 1)
     return list(given_up.values())
 
