@@ -331,10 +331,11 @@ class _Walk:
                 (math.ceil(everything * blocks / _WARPS), self.parts), 32 * _WARPS, *sources, rows, extra, table, tau,
                 self.tau, moments, everything, *shape, self.stride, flags[0],
             )  # fmt: skip
-            Kernel(_WALK, "accumulate", defines)(
-                (math.ceil(everything / _WARPS), self.parts), 32 * _WARPS, *sources, table, tau, self.tau, moments,
-                everything, *shape, flags[0],
-            )  # fmt: skip
+            if not tracks.compact:
+                Kernel(_WALK, "accumulate", defines)(
+                    (math.ceil(everything / _WARPS), self.parts), 32 * _WARPS, *sources, table, tau, self.tau, moments,
+                    everything, *shape, flags[0],
+                )  # fmt: skip
         for first, part in itertools.product(range(0, self.dims, some_dims), range(0, self.parts, some_parts)):
             Kernel(_WALK, "walk", defines)(
                 (heads * number * some_dims * runs, some_parts), 32, *sources, *targets, rows, extra, table, tau,
@@ -354,7 +355,8 @@ class _Walk:
         heads = min(warps / together, self.problems)
         if heads * head > cache:
             runs = max(runs, warps * head / (0.6 * cache * together))
-        return max(1, math.ceil(runs))
+        # one that is not quite enough is better than the moments that a second one needs
+        return max(1, round(runs))
 
 
 @functools.lru_cache(maxsize=256)

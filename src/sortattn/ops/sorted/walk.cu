@@ -3,7 +3,7 @@
 // A line is one dimension of one head, its coordinates in sorted order; a track is a line seen from one side. One warp
 // walks along a run of the sorted targets of a track, a lane having a few channels of every row. A run that starts in
 // the middle needs what the sources before give: `summarise` sums the moments of blocks of sources, and `accumulate`
-// carries them along each track in double precision.
+// carries them along each track in double precision, unless only those in a window count.
 //
 // A walk goes by batches of at most thirty-two targets and, at every node, thirty-two sources. All that is a number of
 // its own (the order, weights, the extra scalar) is found by the lanes side by side, one item each, and left in shared
@@ -175,7 +175,8 @@ struct Side {
             real sum = below[j][POWERS - 1] * real(binomial(POWERS - 1, l));
 #pragma unroll
             for (int i = POWERS - 2; i >= l; i--) sum = sum * z + below[j][i] * real(binomial(i, l));
-            weight[l] = sum * decay;
+            // so far away that the polynomial may overflow
+            weight[l] = RATE && decay == real(0) ? real(0) : sum * decay;
         }
     }
 };
@@ -570,9 +571,9 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         for (int l = 0; l < POWERS; l++) state.extra[l] += sum_lanes(double(extra[l]));
     };
 
-    // Begin in the middle: find the places and sum what has been passed. With `renew`, sources behind the last node of
-    // a compact kernel are left out, as they cancel; without, all blocks before give their moments.
-    auto begin = [&](bool renew) {
+    // Begin in the middle: find the places and sum what has been passed, with the help of the moments of blocks.
+    // Sources behind the last node of a compact kernel cancel and are left out.
+    auto begin = [&]() {
         state.clear();
 #pragma unroll 1
         for (int j = 0; j < KEPT; j++) {
@@ -593,34 +594,47 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
 #pragma unroll
             for (int l = 0; l < POWERS; l++) state.mix(l, all.at[0], all.extra[0], -double(weight[l]));
         }
+        // Add moments around `center` of sources of node j.
+        auto add_moments = [&](int j, const double *place, real center) {
+            Numbers<double> moments;
+            moments.load(place, lane);
+            move_moments(moments, double(origin) - double(center) - double(nodes.node[j]), nodes.rate);
+#pragma unroll
+            for (int l = 0; l < POWERS; l++) {
+#pragma unroll
+                for (int i = l; i < POWERS; i++) {
+                    state.mix(l, moments.at[i - l], moments.extra[i - l], double(nodes.below[j][i]) * binomial(i, l));
+                }
+            }
+        };
         // the sources of a folded line at zero, those passed at every node, and their ties
 #pragma unroll 1
         for (int part = FOLDED && !sums ? -1 : 0; part < KEPT; part++) {
-            int j = max(part, 0) / EACH_NODE, first = renew ? places[KEPT - 1] : 0, last = places[strict(j)];
+            int j = max(part, 0) / EACH_NODE, first = COMPACT ? places[KEPT - 1] : 0, last = places[strict(j)];
+            bool ties = HALVES && part % 2 == 1;
             if (part < 0) {
                 last = source_line.count;
-            } else if (HALVES && part % 2 == 1) {
+            } else if (ties) {
                 first = last, last = places[loose(j)];
-            } else if (sums && !renew) {
-                // the rest of the block is absorbed
-                int block = min(last / BLOCK, max((source_line.count - 1) / BLOCK, 0));
-                first = block * BLOCK;
-                if (block > 0) {
-                    Numbers<double> moments;
-                    moments.load(before + block * SIZE, lane);
-                    move_moments(moments, double(origin) - double(source_line.place(first)) - double(nodes.node[j]),
-                                 nodes.rate);
-#pragma unroll
-                    for (int l = 0; l < POWERS; l++) {
-#pragma unroll
-                        for (int i = l; i < POWERS; i++) {
-                            double factor = double(nodes.below[j][i]) * binomial(i, l);
-                            state.mix(l, moments.at[i - l], moments.extra[i - l], factor);
-                        }
+            } else if (sums) {
+                // what is left of the blocks at the ends is absorbed
+                int low = (first + BLOCK - 1) / BLOCK, high = last / BLOCK;
+                if (COMPACT && low < high) {
+                    absorb(j, first, low * BLOCK, real(1), false);
+                    for (int i = low; i < high; i++) {
+                        add_moments(j, before + i * SIZE,
+                                    source_line.place(min((i + 1) * BLOCK, source_line.count - 1)));
                     }
+                    first = high * BLOCK;
+                }
+                if (!COMPACT && high > 0) {
+                    // behind the last source there is no block
+                    high = min(high, (source_line.count - 1) / BLOCK);
+                    first = high * BLOCK;
+                    if (high > 0) add_moments(j, before + high * SIZE, source_line.place(first));
                 }
             }
-            absorb(j, first, last, part < 0 ? real(-1) : HALVES && part % 2 == 1 ? real(0.5) : real(1), part < 0);
+            absorb(j, first, last, part < 0 ? real(-1) : ties ? real(0.5) : real(1), part < 0);
         }
 #pragma unroll
         for (int j = 0; j < KEPT; j++) passed[j] = places[j];
@@ -898,20 +912,19 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         return true;
     };
 
-    bool renew = false, fresh = true;
+    bool fresh = true;
     while (at < end) {
         if (!fresh) {
             real from = __shfl_sync(ALL, next_s, 0);
             // what has left the window cancels but for rounding, which grows with the distance: sum it afresh
-            renew = COMPACT && (from - renewed > FAR * support || from - origin > support);
-            if (from != origin && !renew) move_factors(state, double(from) - double(origin), side.rate);
+            fresh = COMPACT && (from - renewed > FAR * support || from - origin > support);
+            if (from != origin && !fresh) move_factors(state, double(from) - double(origin), side.rate);
             origin = from;
-            fresh = renew;
         }
         if (fresh) {
             renewed = origin;
             __syncwarp();
-            begin(renew);
+            begin();
             fetch();
             fresh = false;
         }
