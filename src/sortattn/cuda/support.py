@@ -10,9 +10,14 @@ _LEAST = (8, 0)
 
 
 @torch.compiler.assume_constant_result
-@functools.lru_cache
 def trouble(device: int) -> str | None:
     """Why not, or None if they can."""
+    # by way of another function: a compiler looks through a cache into what it cannot follow
+    return _trouble(device)
+
+
+@functools.lru_cache
+def _trouble(device: int) -> str | None:
     if torch.version.cuda is None:
         return "the kernels are CUDA's, and this torch is not built for it"
     found = torch.cuda.get_device_capability(device)
