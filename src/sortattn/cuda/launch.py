@@ -1,9 +1,10 @@
 """Launch a kernel on the device and stream that torch is on."""
 
 import ctypes
+import functools
 import struct
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -25,6 +26,8 @@ class Kernel:
     source: Path
     entry: str
     defines: Defines = ()
+    # handles by device, as in the table, which takes longer to look into
+    _own: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
 
     def __call__(self, grid: tuple[int, ...], block: int, *arguments: Tensor | int | float | None, shared: int = 0):
         """Launch on the current device and stream.
@@ -33,10 +36,10 @@ class Kernel:
         """
         if 0 in grid:
             return
-        from cuda.bindings.driver import CUresult, cuLaunchKernel
-
         device = torch.cuda.current_device()
-        handle = _handles.get((self, device)) or self._load(device)
+        handle = self._own.get(device)
+        if handle is None:
+            handle = self._own[device] = _handles.get((self, device)) or self._load(device)
         # the driver itself: cuda.core's launch takes half as long again
         count = len(arguments)
         words = (ctypes.c_int64 * count)(*map(_word, arguments))
@@ -44,10 +47,16 @@ class Kernel:
         places = (ctypes.c_void_p * count)(*range(first, first + 8 * count, 8))
         width, height, depth = (*grid, 1, 1)[:3]
         stream = torch._C._cuda_getCurrentRawStream(device)
-        (error,) = cuLaunchKernel(
-            handle, width, height, depth, block, 1, 1, shared, stream, ctypes.addressof(places), 0
-        )  # fmt: skip
-        if error != CUresult.CUDA_SUCCESS:
+        launch = (handle, width, height, depth, block, 1, 1, shared, stream, ctypes.addressof(places), 0)
+        driver = _driver()
+        (error,) = driver.cuLaunchKernel(*launch)
+        if error == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
+            # of a thread that has not met the device yet
+            from cuda.core import Device
+
+            Device(device).set_current()
+            (error,) = driver.cuLaunchKernel(*launch)
+        if error != driver.CUresult.CUDA_SUCCESS:
             raise RuntimeError(f"{self.entry} of {self.source.name} cannot be launched on cuda:{device}: {error}")
 
     def _load(self, device: int) -> int:
@@ -64,6 +73,13 @@ class Kernel:
         return _handles[self, device]
 
 
+@functools.cache
+def _driver():
+    from cuda.bindings import driver
+
+    return driver
+
+
 def _word(argument: Tensor | int | float | None) -> int:
     """The argument as 64 bits."""
     if isinstance(argument, Tensor):
@@ -75,8 +91,7 @@ def _word(argument: Tensor | int | float | None) -> int:
 
 def _allow(kernel, device: int) -> None:
     """Let blocks have as much shared memory as the device has for one."""
-    from cuda.bindings import driver
-
+    driver = _driver()
     place = driver.CUdevice(device)
     most = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
     names = driver.CUfunction_attribute

@@ -106,8 +106,7 @@ struct Setting {
 };
 
 // The rows of `raw`, 64 columns from `column` on, as the scores want them; two threads have a row.
-template <bool KEYS>
-inline void change(Shared &shared, const float *raw, int column, const Setting &setting) {
+template <bool KEYS> inline void change(Shared &shared, const float *raw, int column, const Setting &setting) {
     int row = threadIdx.x / 2, half = threadIdx.x % 2;
     float *to = (KEYS ? shared.key : shared.query) + row * POINTS;
     float norm = 0;
@@ -370,14 +369,15 @@ inline float4 held(const float (&running)[2][8][4], int i, int h, int c) {
 // values that halves cannot hold, or not with all their digits, are multiplied where they lie
 inline void lift_values(Shared &shared) {
     if (shared.lift == 1) return;
-    for (int i = threadIdx.x; i < OTHER * WIDTH; i += THREADS) shared.value[i / WIDTH * STRIDE + i % WIDTH] *= shared.lift;
+    for (int i = threadIdx.x; i < OTHER * WIDTH; i += THREADS)
+        shared.value[i / WIDTH * STRIDE + i % WIDTH] *= shared.lift;
     __syncthreads();
 }
 
 // ---- the softmax of `laplace`: a warp keeps the largest logarithm of its part of a row
 
-inline void exponentiate(float (&scores)[4][8], float (&shift)[4], float (&total)[4],
-                         float (&running)[CHUNKS][2][8][4], bool shifted) {
+inline void exponentiate(float (&scores)[4][8], float (&shift)[4], float (&total)[4], float (&running)[CHUNKS][2][8][4],
+                         bool shifted) {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
         float largest = shift[r];
@@ -416,7 +416,8 @@ inline void look_at(const Rows &rows, const float *origin, Found &found) {
             look(x.z, origin ? from[2] : 0.0f, found), look(x.w, origin ? from[3] : 0.0f, found);
         }
     else
-        for (int i = threadIdx.x; i < count; i += THREADS) look(rows.start[i], origin ? origin[i % rows.width] : 0.0f, found);
+        for (int i = threadIdx.x; i < count; i += THREADS)
+            look(rows.start[i], origin ? origin[i % rows.width] : 0.0f, found);
 }
 
 // The extent of the head's points and of its values, and which rows hold what is no number: from what survey.cu found
@@ -634,8 +635,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 for (int h = 0; h < 2; ++h)
 #pragma unroll
                     for (int c = 0; c < 4; ++c)
-                        *reinterpret_cast<float4 *>(shared.value + place.row(2 * i + h) * STRIDE + c * 16 + 4 * place.t) =
-                            held(running[chunk], i, h, c);
+                        *reinterpret_cast<float4 *>(shared.value + place.row(2 * i + h) * STRIDE + c * 16 +
+                                                    4 * place.t) = held(running[chunk], i, h, c);
         __syncthreads();
         if (place.across) continue;
 #pragma unroll
@@ -649,8 +650,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
             for (int c = 0; c < 4; ++c) {
                 float4 mine = held(running[chunk], r / 2, r % 2, c);
-                float4 yours =
-                    *reinterpret_cast<const float4 *>(shared.value + row * STRIDE + c * 16 + 4 * place.t);
+                float4 yours = *reinterpret_cast<const float4 *>(shared.value + row * STRIDE + c * 16 + 4 * place.t);
                 float x[4] = {mine.x * factor[r] + yours.x * share[r], mine.y * factor[r] + yours.y * share[r],
                               mine.z * factor[r] + yours.z * share[r], mine.w * factor[r] + yours.w * share[r]};
 #pragma unroll

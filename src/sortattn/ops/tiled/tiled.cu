@@ -702,7 +702,7 @@ template <bool KEYS> inline void backward(const Inputs &in, T *grad_points, T *g
 #define AS_STRUCT                                                                                                      \
     Inputs {                                                                                                           \
         grad, grad_total, query, key, value, weight, bandwidth, table, shift, rows, columns, dims, channels, each,     \
-            causal, count, tau                                                                                     \
+            causal, count, tau                                                                                         \
     }
 
 // The gradients by the sums and by the total of a row, from that by their quotient; a warp has a row.
