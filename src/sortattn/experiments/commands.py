@@ -16,9 +16,9 @@ def add_commands(commands) -> None:
     _add_report(commands)
 
 
-def _kernel_option(command, default: list[str]) -> None:
+def _kernel_option(command, default: list[str], more: str = "") -> None:
     shown = "all" if default == list(KERNELS) else " ".join(default)
-    command.add_argument("--kernel", nargs="+", default=default, metavar="NAME", help=f"default: {shown}")
+    command.add_argument("--kernel", nargs="+", default=default, metavar="NAME", help=f"default: {shown}{more}")
 
 
 def _capacity(options: argparse.Namespace) -> int:
@@ -54,7 +54,7 @@ def _add_recall(commands) -> None:
         description="Learns tokens, W_Q and W_K such that the attention matrix becomes the identity. Interrupt it when "
         "you like; the same command continues, with the same result.",
     )
-    _kernel_option(command, list(KERNELS))
+    _kernel_option(command, list(KERNELS), "; there is also dpfp_123, dpfp with the neighbours 1, 2, 3")
     shown = " ".join(map(str, RECALL_SIZES))
     command.add_argument(
         "-n", "--sizes", type=count, nargs="+", default=list(RECALL_SIZES), metavar="N", help=f"default: {shown}"

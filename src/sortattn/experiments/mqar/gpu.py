@@ -22,7 +22,7 @@ class GpuTrainer(Trainer):
         device = run.device
         self._rate = torch.zeros((), device=device)
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=self._rate, weight_decay=WEIGHT_DECAY, capturable=True
+            self.model.parameters(), lr=self._rate, weight_decay=WEIGHT_DECAY, capturable=True, fused=True
         )
         self._rates = torch.zeros(BLOCK, device=device)
         self._index, self._found = torch.zeros((), dtype=torch.int64, device=device), torch.zeros((), device=device)
