@@ -163,6 +163,7 @@ def test_without_atomics_two_warps_that_run_at_a_time_have_different_targets(nam
     # sums: tracks times dimensions; products: tracks times parts; both: times all of them
     assert len(launches) == tracks * dims + tracks * 2 + tracks * dims * 2
     for defines, parts, (_, sides), some_dims in launches:
-        assert defines["ORDERED"] == 1 and sides == 1
+        assert defines["ORDERED"] == 1
+        assert sides == 1
         assert some_dims == 1 or defines["PRODUCTS"]
         assert parts == 1 or not (defines["PRODUCTS"] or defines["SLOPES"])
