@@ -294,10 +294,11 @@ inline float unit(const Numbers &numbers) {
 // ---- products with the values
 
 // The largest score of each row as a power of two, of the warp's part of a tile; small rows keep their digits by it.
+// Not below 14, so that both powers made of it are normal numbers.
 inline int exponent_of(float most) {
     most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
     most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-    return max(__float_as_int(most) >> 23, 30);
+    return max(__float_as_int(most) >> 23, 14);
 }
 
 // Halves have 11 digits, so two of them 22: three products lose hardly more than float32 does. Rows are scaled to what
