@@ -6,6 +6,7 @@ from torch import Tensor
 from ....kernels import SidedKernel, rebuild
 from ....validation import Problem
 from ...batching import fold
+from ..surrogate import reproduces_exponentials
 from .backward import backward
 from .forward import forward
 from .launch import Flags, Grid, Layout, Tables, formula
@@ -49,7 +50,7 @@ def grid_gpu(
     group: int,
     masked: bool,
     normalise: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The output `(P, M, C)`; the sums of the weights, nodes, what is known of cells, tables, counts and flags."""
     query, key, value, weight, bandwidth = (part.detach() for part in (query, key, value, weight, bandwidth))
     numbers = formula(_kernel(kernel, parameters), query.device)
@@ -57,7 +58,10 @@ def grid_gpu(
     found = forward(query, key, value, counted, bandwidth, numbers, count, group, normalise)
     flags = torch.cat([found.flags.rows, found.flags.shared])
     tables = found.tables
-    return found.out, found.totals, found.grid.nodes, found.grid.stats, tables.rows, tables.counts, flags
+    grid = found.grid
+    # outputs of an operator are not the same tensor
+    seconds = tables.seconds if grid.formula.exponential else tables.seconds.new_empty(0)
+    return found.out, found.totals, grid.nodes, grid.stats, tables.rows, tables.counts, seconds, flags
 
 
 @grid_gpu.register_fake
@@ -75,6 +79,7 @@ def _(query, key, value, weight, bandwidth, parameters, kernel, count, group, ma
         wide(problems, dims, 3, padded),
         wide(problems, dims, padded, channels),
         wide(problems, dims, padded),
+        wide(problems, dims, padded) if reproduces_exponentials(_kernel(kernel, parameters)) else wide(0),
         query.new_empty(problems * (group + 1), dtype=torch.int32),
     )
 
@@ -94,6 +99,7 @@ def grid_gpu_backward(
     stats: Tensor,
     rows: Tensor,
     counts: Tensor,
+    seconds: Tensor,
     flags: Tensor,
     kernel: str,
     count: int,
@@ -108,7 +114,7 @@ def grid_gpu_backward(
     grid = Grid(nodes, stats, bandwidth, Layout(count, query.dtype), formula(chosen, query.device))
     largest = rows.abs().amax((1, 2, 3)).view(torch.int32)
     whole = weight.float().sum(1) if masked else None
-    tables = Tables(rows, counts, largest, key.shape[1], whole)
+    tables = Tables(rows, counts, seconds if seconds.numel() else counts, largest, key.shape[1], whole)
     row_flags, shared = flags.split([problems * group, problems])
     inputs = (grad.contiguous(), query, key, value, weight if masked else None, out, totals, grid, tables)
     options = (Flags(row_flags, shared, group), chosen, parameters, normalise, wants_numbers)
