@@ -112,6 +112,23 @@ def sums():
     assert_close(one, other, 0.02)
 
 
+def operators():
+    """The operator's fake kernel agrees with it, and it can be compiled and mapped."""
+    query, key, value = draw(Shape((1,), 20, 24, 3, 4), torch.float32)
+    options = ("add_laplace", 12, 1, False, True)
+    inputs = (*leaves(query, key, value), torch.empty(1, 1), *leaves(torch.ones(1)), torch.empty(0), *options)
+    torch.library.opcheck(grid_gpu, inputs, test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))
+
+    def call(query):
+        return sortattn.kernel_attention(query, key, value, "add_bump", backend="grid:12")
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(query), call(query))
+    both = torch.stack([query, query + 1])
+    mapped = torch.func.vmap(call)(both)
+    assert_close(mapped[1], call(both[1]), 1e-6)
+
+
 if __name__ == "__main__":
     assert launch.INTERPRETED
     what, *rest = sys.argv[1:]
@@ -119,4 +136,4 @@ if __name__ == "__main__":
         name, dtype, dims = rest
         gradients(name, getattr(torch, dtype), int(dims))
     else:
-        {"masks": masks, "sums": sums}[what]()
+        {"masks": masks, "sums": sums, "operators": operators}[what]()

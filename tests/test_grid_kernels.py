@@ -44,3 +44,7 @@ def test_masks_groups_and_what_is_no_number():
 
 def test_sums_many_channels_and_many_nodes():
     interpret("sums")
+
+
+def test_the_operator_compiles_and_maps():
+    interpret("operators")

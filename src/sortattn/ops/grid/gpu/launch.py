@@ -573,7 +573,7 @@ def plan(
         NODES_POWER=layout.padded.bit_length() - 1,
         ANCHOR=kernel.riesz,
         SORT=not INTERPRETED,
-        num_warps=1 if width <= 2048 else 4,
+        num_warps=4,
     )
     return Grid(nodes, stats, bandwidth, layout, kernel)
 
