@@ -1,7 +1,7 @@
 """What a call must look like, checked before any work is done, and the one layout that every backend sees."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -39,11 +39,17 @@ class Problem:
 
     def widened(self) -> "Problem":
         """The same problem in the type that sums are made in: float32, or float64."""
-        working = working_type(self.query.dtype)
-        if self.query.dtype == working:
+        return self._in(working_type(self.dtype))
+
+    def as_given(self) -> "Problem":
+        """The same problem in the caller's type."""
+        return self._in(self.dtype)
+
+    def _in(self, dtype: torch.dtype) -> "Problem":
+        if self.query.dtype == dtype:
             return self
-        parts = (part.to(working) for part in (self.query, self.key, self.value))
-        return Problem(*parts, self.weight, self.bandwidth, self.causal, self.group, self.leading, self.dtype)
+        parts = (part.to(dtype) for part in (self.query, self.key, self.value))
+        return replace(self, **dict(zip(("query", "key", "value"), parts, strict=True)))
 
     def visible(self, start: int, stop: int) -> Tensor | None:
         """For a causal call: how many keys the queries `start ... stop - 1` see, at least zero; None otherwise."""

@@ -37,7 +37,7 @@ class Grid:
         if gpu.serves(problem, count):
             from .gpu import api
 
-            return api.attention(problem, kernel, count)
+            return api.attention(problem.as_given(), kernel, count)
         problem = problem.widened()
         found = self._sums(problem, kernel)
         return normalise(problem, found[..., :-1], found[..., -1], kernel.floor)
@@ -48,7 +48,7 @@ class Grid:
         if gpu.serves(problem, count):
             from .gpu import api
 
-            return api.kernel_sum(problem, kernel, count)
+            return api.kernel_sum(problem.as_given(), kernel, count)
         return self._sums(problem.widened(), kernel)[..., :-1]
 
     def _sums(self, problem: Problem, kernel: SidedKernel) -> Tensor:

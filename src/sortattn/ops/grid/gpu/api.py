@@ -6,6 +6,7 @@ from torch import Tensor
 from ....kernels import SidedKernel, rebuild
 from ....validation import Problem
 from ...batching import fold
+from ..surrogate import reproduces_exponentials
 from .backward import backward
 from .forward import forward
 from .launch import Flags, Grid, Layout, Tables, formula
@@ -23,14 +24,18 @@ def kernel_sum(problem: Problem, kernel: SidedKernel, count: int) -> Tensor:
 
 def _call(problem: Problem, kernel: SidedKernel, count: int, normalise: bool) -> Tensor:
     query = problem.query
-    bandwidth = torch.as_tensor(problem.bandwidth, dtype=torch.float32, device=query.device)
-    bandwidth = bandwidth.reshape(-1).expand(query.shape[0]).contiguous()
+    problems = query.shape[0]
+    if isinstance(problem.bandwidth, Tensor):
+        bandwidth = problem.bandwidth.float().reshape(-1).expand(problems).contiguous()
+    else:
+        # filled on the device: a copy from the host would wait, and cannot be part of a CUDA graph
+        bandwidth = torch.full((problems,), problem.bandwidth, dtype=torch.float32, device=query.device)
     parameters = kernel.parameters()
     if parameters is None:
         # not `query.new_empty`, which under vmap would have the mapped dimension
         parameters = torch.empty(0, device=query.device)
     masked = problem.weight is not None
-    weight = problem.weight if masked else torch.empty(query.shape[0], 0, device=query.device)
+    weight = problem.weight if masked else torch.empty(problems, 1, device=query.device)
     parts = (part.contiguous() for part in (query, problem.key, problem.value, weight))
     options = (kernel.name, count, problem.group, masked, normalise)
     return grid_gpu(*parts, bandwidth, parameters.to(query.device), *options)[0]
@@ -49,7 +54,7 @@ def grid_gpu(
     group: int,
     masked: bool,
     normalise: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The output `(P, M, C)`; the sums of the weights, nodes, what is known of cells, tables, counts and flags."""
     query, key, value, weight, bandwidth = (part.detach() for part in (query, key, value, weight, bandwidth))
     numbers = formula(_kernel(kernel, parameters), query.device)
@@ -57,7 +62,10 @@ def grid_gpu(
     found = forward(query, key, value, counted, bandwidth, numbers, count, group, normalise)
     flags = torch.cat([found.flags.rows, found.flags.shared])
     tables = found.tables
-    return found.out, found.totals, found.grid.nodes, found.grid.stats, tables.rows, tables.counts, flags
+    grid = found.grid
+    # outputs of an operator are not the same tensor
+    seconds = tables.seconds if grid.formula.exponential else tables.seconds.new_empty(query.shape[0], 0)
+    return found.out, found.totals, grid.nodes, grid.stats, tables.rows, tables.counts, seconds, flags
 
 
 @grid_gpu.register_fake
@@ -75,6 +83,7 @@ def _(query, key, value, weight, bandwidth, parameters, kernel, count, group, ma
         wide(problems, dims, 3, padded),
         wide(problems, dims, padded, channels),
         wide(problems, dims, padded),
+        wide(problems, dims, padded) if reproduces_exponentials(_kernel(kernel, parameters)) else wide(problems, 0),
         query.new_empty(problems * (group + 1), dtype=torch.int32),
     )
 
@@ -94,6 +103,7 @@ def grid_gpu_backward(
     stats: Tensor,
     rows: Tensor,
     counts: Tensor,
+    seconds: Tensor,
     flags: Tensor,
     kernel: str,
     count: int,
@@ -108,7 +118,7 @@ def grid_gpu_backward(
     grid = Grid(nodes, stats, bandwidth, Layout(count, query.dtype), formula(chosen, query.device))
     largest = rows.abs().amax((1, 2, 3)).view(torch.int32)
     whole = weight.float().sum(1) if masked else None
-    tables = Tables(rows, counts, largest, key.shape[1], whole)
+    tables = Tables(rows, counts, seconds if seconds.numel() else counts, largest, key.shape[1], whole)
     row_flags, shared = flags.split([problems * group, problems])
     inputs = (grad.contiguous(), query, key, value, weight if masked else None, out, totals, grid, tables)
     options = (Flags(row_flags, shared, group), chosen, parameters, normalise, wants_numbers)
@@ -151,4 +161,5 @@ def _(info, in_dims, *inputs):
         raise RuntimeError("sortattn cannot vmap over the coefficients of a kernel; call it once per kernel instead")
     folded = [fold(info.batch_size, inputs[i], in_dims[i]) for i in range(5)]
     found = grid_gpu(*folded, *inputs[5:])
-    return tuple(part.reshape(info.batch_size, -1, *part.shape[1:]) for part in found), (0,) * len(found)
+    size = info.batch_size
+    return tuple(part.unflatten(0, (size, part.shape[0] // size)) for part in found), (0,) * len(found)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .... import threads
 from ....kernels import AddRiesz, SidedKernel, rebuild
-from .forward import rounds
+from .forward import joined, rounds
 from .launch import Flags, Grid, Readable, Slopes, Tables, prepare
 
 
@@ -80,14 +80,14 @@ def backward(
         )
         if taus is not None:
             by_bandwidth[some] += taus
-        left, _ = part.collect(places, cotangent.rows[some], numbers[1, some], count=False)
+        left = part.collect(places, cotangent.rows[some], numbers[1, some])
         if normalise:
             counts = part.weighted_count(places, cotangent.weights[some])
         else:
             counts = torch.zeros(left.shape[:3], device=left.device)
         parts.append((left, counts))
-    left, counts = (part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True))
-    turned = Tables(left, counts, numbers[1], rows)
+    left, counts = joined(parts)
+    turned = Tables(left, counts, counts, numbers[1], rows, weighted=True)
     factor = cotangent.reference
 
     readable = grid.transform(turned, phi, numbers[0], changes=not grid.hats, transposed=True, factor=factor)
@@ -140,16 +140,22 @@ def _slopes(
 
 def _hats(grid: Grid, tables: Tables) -> Tensor:
     """The tables of weights and one more channel of counts, `(P, D, G, C + 1)`."""
-    rows = torch.cat([tables.rows, tables.counts[..., None]], 3)
     count = grid.layout.count
-    if not grid.hats:
-        # the last ramp is one everywhere
-        before = torch.cat([rows[:, :, -1:], rows[:, :, : count - 1]], 2)
-        rows = before - torch.nn.functional.pad(rows[:, :, : count - 1], (0, 0, 0, 1))
-    rows = rows[:, :, :count].contiguous()
-    if tables.whole is not None:
-        rows[:, :, 0, -1] -= (tables.length - tables.whole)[:, None]
-    return rows
+    rows = tables.rows[:, :, :count] if grid.hats else _unramp(tables.rows, tables.rows, count)
+    counts, seconds = tables.counts[..., None], tables.seconds[..., None]
+    if tables.weighted:
+        counts = counts[:, :, :count] if grid.hats else _unramp(counts, counts, count)
+    else:
+        whole = counts.new_full((counts.shape[0],), tables.length) if tables.whole is None else tables.whole
+        counts = torch.cat([counts[:, :, :-1], whole[:, None, None, None].expand(-1, counts.shape[1], 1, 1)], 2)
+        counts = _unramp(counts, seconds, count)
+    return torch.cat([rows, counts], 3)
+
+
+def _unramp(rows: Tensor, seconds: Tensor, count: int) -> Tensor:
+    """From sums of ramps, of which the last one is one everywhere, to those of hats."""
+    before = torch.cat([rows[:, :, -1:], rows[:, :, : count - 1]], 2)
+    return before - torch.nn.functional.pad(seconds[:, :, : count - 1], (0, 0, 0, 1))
 
 
 def _by_matrix(grid: Grid, keys: Tables, queries: Tables, factor: Tensor | None) -> Tensor:

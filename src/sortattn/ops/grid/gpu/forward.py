@@ -58,10 +58,17 @@ def collect(grid: Grid, key: Tensor, value: Tensor, weight: Tensor | None, large
     for some in rounds(key):
         counted = None if weight is None else weight[some]
         places = grid.some(some).locate(key[some], counted)
-        parts.append(grid.some(some).collect(places, value[some], largest[some], count=True))
-    rows, counts = (part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True))
+        counts = grid.count(places.first)
+        seconds = grid.count(places.second) if grid.formula.exponential else counts
+        parts.append((grid.some(some).collect(places, value[some], largest[some]), counts, seconds))
+    rows, counts, seconds = joined(parts)
     whole = None if weight is None else weight.float().sum(1)
-    return Tables(rows, counts, largest, key.shape[1], whole)
+    return Tables(rows, counts, seconds, largest, key.shape[1], whole)
+
+
+def joined(parts: list[tuple[Tensor, ...]]) -> list[Tensor]:
+    """Tensors of all heads from those of rounds."""
+    return [part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True)]
 
 
 def rounds(points: Tensor) -> Iterator[slice]:

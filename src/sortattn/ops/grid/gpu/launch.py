@@ -11,7 +11,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from ....kernels import KERNELS, RIESZ_EPSILON, AddRiesz, SidedKernel
 from ..surrogate import reproduces_exponentials, slope_jumps
-from .collect import collect_kernel, weighted_count_kernel
+from .collect import collect_kernel, count_kernel, weighted_count_kernel
 from .locate import locate_kernel
 from .matrix import matrix_kernel
 from .nodes import nodes_kernel
@@ -21,8 +21,10 @@ from .survey import ROWS, survey_kernel
 from .transform import transform_kernel
 
 INTERPRETED = isinstance(collect_kernel, InterpretedFunction)
+# two integers of 16 bits in one instruction
+_FAST = not INTERPRETED and torch.version.hip is None
 # points of the sample for every node, of which some are extremes of stretches
-_BY_NODE = 16
+_BY_NODE = 8
 _STRETCHES = 16
 # programs that keep a large GPU busy
 _BUSY = 528
@@ -65,12 +67,6 @@ def shifts(padded: int, device: torch.device) -> Tensor:
     return torch.cat([nodes, nodes[1:-2], torch.ones(1, device=device)])
 
 
-@functools.lru_cache(maxsize=64)
-def one(device: torch.device) -> Tensor:
-    """A one and fifteen zeros: the fewest columns that tensor cores multiply."""
-    return (torch.arange(16, device=device) == 0).float()
-
-
 @dataclass(frozen=True)
 class Formula:
     """A kernel as numbers on the device, see `matrix`."""
@@ -82,6 +78,7 @@ class Formula:
     decays: bool
     exponential: bool
     riesz: bool
+    beside: bool
 
 
 def formula(kernel: SidedKernel, device: torch.device) -> Formula:
@@ -101,9 +98,13 @@ def _formula(kernel: SidedKernel, device: torch.device) -> Formula:
     if terms.rate:
         numbers, count = terms.below[0].flip(0), terms.below.shape[1]
     else:
-        first, count = kinks[:1], len(kinks)
-        value, before = kernel.univariate(torch.cat([first, first - 1])).double()
-        numbers = torch.cat([first, torch.stack([value, value - before]), kinks, jumps])
+        count = len(kinks)
+        levels = kernel.univariate(kinks).double()
+        before = levels[:1] - kernel.univariate(kinks[:1] - 1).double()
+        slopes = before + jumps.cumsum(0)
+        # sums that should vanish, do
+        slopes = torch.where(slopes.abs() < 1e-12 * jumps.abs().amax(), 0.0, slopes)
+        numbers = torch.cat([before, kinks, levels, slopes])
     return Formula(
         numbers.to(device, torch.float32),
         count,
@@ -112,6 +113,7 @@ def _formula(kernel: SidedKernel, device: torch.device) -> Formula:
         bool(terms.rate),
         reproduces_exponentials(kernel),
         isinstance(kernel, AddRiesz),
+        bool(((kinks != 0) & (jumps != 0)).any()),
     )
 
 
@@ -129,17 +131,20 @@ class Places:
 
 @dataclass(frozen=True)
 class Tables:
-    """What points have left on the nodes: `rows (P, D, GP, C)`, and `counts (P, D, GP)` for one more channel of ones.
+    """What points have left on the nodes: `rows (P, D, GP, C)`, and `counts (P, D, GP)` for one more channel.
 
-    Of `length` weights that are one, `whole (P)` truly are; None: all of them. The largest number of the rows, as bits,
-    is in `largest (P)`.
+    `weighted` says that the counts are made like the rows. Otherwise they are sums of ramps, in float32, of `length`
+    points, or of `whole (P)` where not all of them count; `seconds` are those of the other places of exponentials. The
+    largest number of the rows, as bits, is in `largest (P)`.
     """
 
     rows: Tensor
     counts: Tensor
+    seconds: Tensor
     largest: Tensor
     length: int
     whole: Tensor | None = None
+    weighted: bool = False
 
 
 @dataclass(frozen=True)
@@ -226,8 +231,8 @@ class Grid:
         )
         return Places(first, second)
 
-    def collect(self, places: Places, rows: Tensor, largest: Tensor, count: bool) -> tuple[Tensor, Tensor]:
-        """The table `(P, D, GP, C)` of `rows (P, N, C)` and the sums of the weights; raises `largest (P)`."""
+    def collect(self, places: Places, rows: Tensor, largest: Tensor) -> Tensor:
+        """The table `(P, D, GP, C)` of `rows (P, N, C)`; raises `largest (P)` to its largest number."""
         problems, length, channels = rows.shape
         padded, block = self.layout.padded, self.layout.block
         narrow = self.layout.narrow
@@ -237,15 +242,12 @@ class Grid:
         tall = 128 if narrow else 32
         span, splits = _split(length, blocks * problems, tall)
         table = torch.empty(splits, problems, self.dims, padded, channels, device=rows.device)
-        counts = torch.empty(splits, problems, self.dims, padded, device=rows.device)
         collect_kernel[(blocks, problems, splits)](
             places.first,
             places.second,
             self.shifts(),
             rows,
-            one(rows.device),
             table,
-            counts,
             largest,
             length,
             span,
@@ -258,19 +260,37 @@ class Grid:
             CHANNELS=wide,
             EVEN=length % tall == 0 and channels % wide == 0,
             HATS=self.hats,
-            COUNT=count,
             num_warps=8 if narrow else 4,
             num_stages=3,
             **self.layout.precision,
         )
-        return (table[0], counts[0]) if splits == 1 else (table.sum(0), counts.sum(0))
+        return table[0] if splits == 1 else table.sum(0)
+
+    def count(self, places: Tensor) -> Tensor:
+        """The sums of ramps at `places (P, D, N)`, `(P, D, GP)`; with nine bits behind the point for 16-bit tensors."""
+        problems, dims, length = places.shape
+        padded, block = self.layout.padded, self.layout.block
+        if not self.layout.narrow:
+            return self._sum(Places(places, places), torch.ones(problems, length, device=places.device), hats=False)
+        # 32 sums of 512 fit into 16 bits
+        turns, rows = 2 if INTERPRETED else 32, 64
+        span, splits = _split(length, problems * dims * padded // block, turns * rows)
+        table = torch.empty(splits, problems, dims, padded, device=places.device)
+        count_kernel[(problems * dims, padded // block, splits)](
+            places, table, length, span, G=padded, BLOCK=block, ROWS=rows, TURNS=turns, FAST=_FAST
+        )
+        return table[0] if splits == 1 else table.sum(0)
 
     def weighted_count(self, places: Places, weight: Tensor) -> Tensor:
         """The table of one channel, `weight (P, N)` in float32."""
+        return self._sum(places, weight, self.hats)
+
+    def _sum(self, places: Places, weight: Tensor, hats: bool) -> Tensor:
+        problems = weight.shape[0]
         padded, block = self.layout.padded, self.layout.block
-        span, splits = _split(places.length, self.problems * self.dims * padded // block, 1024)
-        table = torch.empty(splits, self.problems, self.dims, padded, device=weight.device)
-        weighted_count_kernel[(self.problems * self.dims, padded // block, splits)](
+        span, splits = _split(places.length, problems * self.dims * padded // block, 1024)
+        table = torch.empty(splits, problems, self.dims, padded, device=weight.device)
+        weighted_count_kernel[(problems * self.dims, padded // block, splits)](
             places.first,
             places.second,
             self.shifts(),
@@ -282,15 +302,15 @@ class Grid:
             G=padded,
             BLOCK=block,
             ROWS=64,
-            HATS=self.hats,
+            HATS=hats,
         )
         return table[0] if splits == 1 else table.sum(0)
 
     def matrix(self, largest: Tensor) -> Tensor:
         """`Phi_gg (P, D, GP, GP)`; raises `largest (P)` to its largest number."""
         padded = self.layout.padded
-        # larger blocks do not fit into the registers
-        block = min(padded, 32)
+        # small blocks fit into the registers, and more of them are far from all kinks
+        block = padded if INTERPRETED else 16
         phi = torch.empty(self.problems, self.dims, padded, padded, device=self.nodes.device)
         matrix_kernel[(self.problems * self.dims, padded // block, padded // block)](
             self.nodes,
@@ -309,8 +329,9 @@ class Grid:
             BLOCK=block,
             DECAYS=self.formula.decays,
             RIESZ=self.formula.riesz,
+            BESIDE=self.formula.beside,
             EXPONENTIAL=self.formula.exponential,
-            num_warps=8,
+            num_warps=2,
         )
         return phi
 
@@ -336,6 +357,7 @@ class Grid:
         transform_kernel[(self.problems * self.dims, padded // block, triton.cdiv(channels, wide))](
             table,
             tables.counts,
+            tables.seconds,
             tables.counts if tables.whole is None else tables.whole,
             phi,
             largest,
@@ -355,6 +377,7 @@ class Grid:
             HATS=self.hats,
             CHANGES=changes,
             TRANSPOSED=transposed,
+            WEIGHTED=tables.weighted,
             MASKED=tables.whole is not None,
             FACTOR=factor is not None,
             SCALED=self.layout.narrow,
@@ -468,9 +491,7 @@ class Slopes:
         return Slopes(self.changes.some(heads), self.levels.some(heads), self.lefts[heads])
 
 
-def prepare(
-    grad: Tensor, out: Tensor, totals: Tensor, reference: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def prepare(grad: Tensor, out: Tensor, totals: Tensor, reference: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`rows (P, M, C)`, `factors`, `extras` and `weights (P, M)`, see `prepare_kernel`."""
     problems, length, channels = grad.shape
     rows = torch.empty_like(grad)
@@ -552,7 +573,7 @@ def plan(
         NODES_POWER=layout.padded.bit_length() - 1,
         ANCHOR=kernel.riesz,
         SORT=not INTERPRETED,
-        num_warps=1 if width <= 2048 else 4,
+        num_warps=4,
     )
     return Grid(nodes, stats, bandwidth, layout, kernel)
 

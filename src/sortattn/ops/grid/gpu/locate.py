@@ -39,15 +39,16 @@ def locate_kernel(
     n, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * DIMS + tl.arange(0, DIMS)
     here = (n < length)[:, None] & (d < D)[None, :]
     x = tl.load(points + (problem * length + n)[:, None] * D + d[None, :], mask=here, other=0.0).to(tl.float32)
-    x = tl.where(tl.abs(x) < float("inf"), x, 0.0)
     base = nodes + (problem * D + tl.where(d < D, d, 0))[None, :] * GP
     cell = tl.zeros((ROWS, DIMS), tl.int32)
     for power in tl.static_range(STEPS):
         probe = cell + (1 << (STEPS - 1 - power))
         number = tl.load(base + tl.minimum(probe, G - 1))
         cell = tl.where((probe < G - 1) & (number <= x), probe, cell)
-    start, end = tl.load(base + cell), tl.load(base + cell + 1)
-    distance, width = tl.minimum(tl.maximum(x - start, 0.0), end - start), end - start
+    start = tl.load(base + cell)
+    width = tl.load(base + cell + 1) - start
+    # a NaN becomes zero
+    distance = tl.minimum(tl.maximum(x - start, 0.0), width)
     out = (problem * D + d)[None, :] * length + n[:, None]
     if EXPONENTIAL:
         tau = tl.load(bandwidth + problem)
@@ -55,7 +56,7 @@ def locate_kernel(
         rest = tl.minimum(tl.maximum(1 - below, 0.0), 1.0)
     else:
         above = distance / tl.where(width > 0, width, 1.0)
-    above = tl.minimum(tl.maximum(above, 0.0), 1.0)
+    above = tl.minimum(above, 1.0)
     if MASKED:
         counts = (tl.load(weight + problem * length + n, mask=n < length, other=0.0) != 0)[:, None]
         cell, above = tl.where(counts, cell, 0), tl.where(counts, above, 0.0)

@@ -6,10 +6,15 @@ import triton.language as tl
 
 @triton.jit
 def _spline(u, numbers, count):
-    """A continuous spline from `numbers`: a place, the value and the slope there, kinks, changes of the slope."""
-    value = tl.load(numbers + 1) + tl.load(numbers + 2) * (u - tl.load(numbers))
-    for j in range(0, count):
-        value += tl.load(numbers + 3 + count + j) * tl.maximum(u - tl.load(numbers + 3 + j), 0.0)
+    """A continuous spline from `numbers`: the slope before the first kink; kinks, values there, slopes behind.
+
+    Piece by piece and not as a sum of kinks, which would leave rounding where a kernel vanishes.
+    """
+    value = tl.load(numbers + 1 + count) + tl.load(numbers) * (u - tl.load(numbers + 1))
+    for j in range(count):
+        kink, level, slope = numbers + 1 + j, numbers + 1 + count + j, numbers + 1 + 2 * count + j
+        distance = u - tl.load(kink)
+        value = tl.where(distance > 0, tl.load(level) + tl.load(slope) * distance, value)
     return value
 
 
@@ -18,25 +23,27 @@ def _exponential(u, numbers, count):
     """`p(|u|) e^-|u|` with the coefficients of p, the highest first."""
     distance = tl.minimum(tl.abs(u), 1000.0)
     value = tl.zeros(u.shape, tl.float32)
-    for j in range(0, count):
+    for j in range(count):
         value = value * distance + tl.load(numbers + j)
     return value * tl.exp(-distance)
 
 
 @triton.jit
-def _corner(nodes, stats, tau, i, j, kink, A: tl.constexpr, B: tl.constexpr, G: tl.constexpr, GP: tl.constexpr):
+def _corner(nodes, stats, rate, i, j, kink, A: tl.constexpr, B: tl.constexpr, G: tl.constexpr, GP: tl.constexpr):
     """What the rectangle with the corner (A, B) at nodes i, j adds there, for a kink of slope one; see `correction`."""
     row, column = i - A, j - B
     inside = (row >= 0) & (row < G - 1) & (column >= 0) & (column < G - 1)
     r, c = tl.minimum(tl.maximum(row, 0), G - 2), tl.minimum(tl.maximum(column, 0), G - 2)
-    s0, s1 = tl.load(nodes + r) / tau, tl.load(nodes + r + 1) / tau
-    t0, t1 = tl.load(nodes + c) / tau, tl.load(nodes + c + 1) / tau
+    s0, s1 = tl.load(nodes + r) * rate, tl.load(nodes + r + 1) * rate
+    t0, t1 = tl.load(nodes + c) * rate, tl.load(nodes + c + 1) * rate
     across, along = s1 - s0, t1 - t0
     scale = tl.maximum(across + along, 1e-30)
-    z00, z10, z01, z11 = (s0 - t0 - kink) / scale, (s1 - t0 - kink) / scale, (s0 - t1 - kink) / scale, (s1 - t1 - kink) / scale
+    unit = 1 / scale
+    z00, z10 = (s0 - t0 - kink) * unit, (s1 - t0 - kink) * unit
+    z01, z11 = (s0 - t1 - kink) * unit, (s1 - t1 - kink) * unit
     crossed = inside & (z10 > 0) & (z01 < 0) & (across > 0) & (along > 0)
     p00, p10, p01, p11 = tl.maximum(z00, 0.0), tl.maximum(z10, 0.0), tl.maximum(z01, 0.0), tl.maximum(z11, 0.0)
-    area = tl.where(crossed, across * along / (scale * scale), 1.0)
+    area = tl.where(crossed, across * along * unit * unit, 1.0)
     mean = (p10 * p10 * p10 - p00 * p00 * p00 - p11 * p11 * p11 + p01 * p01 * p01) / 6 / area
     error = tl.minimum(tl.maximum(mean - (p00 + p10 + p01 + p11) / 4, -0.25), 0.0) * scale
     w00, w10 = tl.maximum(1 - 2 * tl.abs(z00), 0.0), tl.maximum(1 - 2 * tl.abs(z10), 0.0)
@@ -56,7 +63,9 @@ def _corner(nodes, stats, tau, i, j, kink, A: tl.constexpr, B: tl.constexpr, G: 
 
 
 @triton.jit
-def _diagonal(nodes, stats, tau, cell, SIDE: tl.constexpr, EXPONENTIAL: tl.constexpr, G: tl.constexpr, GP: tl.constexpr):
+def _diagonal(
+    nodes, stats, tau, cell, SIDE: tl.constexpr, EXPONENTIAL: tl.constexpr, G: tl.constexpr, GP: tl.constexpr
+):
     """What a cell adds on the diagonal at its start (SIDE 0) or end, for a change of slope of minus one at zero."""
     inside = (cell >= 0) & (cell < G - 1)
     r = tl.minimum(tl.maximum(cell, 0), G - 2)
@@ -86,9 +95,13 @@ def matrix_kernel(
     BLOCK: tl.constexpr,
     DECAYS: tl.constexpr,
     RIESZ: tl.constexpr,
+    BESIDE: tl.constexpr,
     EXPONENTIAL: tl.constexpr,
 ):
-    """A block of `phi (P * D, GP, GP)`, zero beyond G; `largest (P)` is raised to the largest of it."""
+    """A block of `phi (P * D, GP, GP)`, zero beyond G; `largest (P)` is raised to the largest of it.
+
+    BESIDE: there are kinks that are not at zero.
+    """
     at = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
     j = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -111,12 +124,20 @@ def matrix_kernel(
             own = _diagonal(line, cells, tau, i, 0, EXPONENTIAL, G, GP)
             own += _diagonal(line, cells, tau, i - 1, 1, EXPONENTIAL, G, GP)
             value -= jump * tl.where(i == j, own, 0.0)
-        else:
-            extra = _corner(line, cells, tau, i, j, kink, 0, 0, G, GP)
-            extra += _corner(line, cells, tau, i, j, kink, 1, 0, G, GP)
-            extra += _corner(line, cells, tau, i, j, kink, 0, 1, G, GP)
-            extra += _corner(line, cells, tau, i, j, kink, 1, 1, G, GP)
-            value += jump * extra
+        elif BESIDE:
+            # most blocks are not near the line
+            i0, j0 = tl.program_id(1) * BLOCK, tl.program_id(2) * BLOCK
+            s_least, t_least = tl.load(line + tl.maximum(i0 - 1, 0)), tl.load(line + tl.maximum(j0 - 1, 0))
+            s_most, t_most = (
+                tl.load(line + tl.minimum(i0 + BLOCK, G - 1)),
+                tl.load(line + tl.minimum(j0 + BLOCK, G - 1)),
+            )
+            if (s_most - t_least >= kink * tau) & (s_least - t_most <= kink * tau):
+                extra = _corner(line, cells, 1 / tau, i, j, kink, 0, 0, G, GP)
+                extra += _corner(line, cells, 1 / tau, i, j, kink, 1, 0, G, GP)
+                extra += _corner(line, cells, 1 / tau, i, j, kink, 0, 1, G, GP)
+                extra += _corner(line, cells, 1 / tau, i, j, kink, 1, 1, G, GP)
+                value += jump * extra
     value = tl.where(inside, value, 0.0)
     tl.store(phi + at * GP * GP + i * GP + j, value)
     bits = tl.abs(value).to(tl.int32, bitcast=True)

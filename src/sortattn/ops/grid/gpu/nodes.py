@@ -41,8 +41,9 @@ def nodes_kernel(
 ):
     """From `line (P * D, width)` to `nodes (P * D, GP)` and three numbers of every cell, `stats (P * D, 3, GP)`.
 
-    Without SORT the line is in order already. Those numbers are how far inside its points lie and their part of what either node holds, see `correction`. With ANCHOR one
-    node stands at zero, if that is among the points: then hats reproduce absolute values.
+    Without SORT the line is in order already. The three numbers are how far inside the points of a cell lie and their
+    part of what either node holds, see `correction`. With ANCHOR one node stands at zero, if that is among the points:
+    then hats reproduce absolute values.
     """
     S: tl.constexpr = 1 << POWER
     GP: tl.constexpr = 1 << NODES_POWER

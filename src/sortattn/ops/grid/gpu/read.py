@@ -7,24 +7,18 @@ from .language import product, ramp, split_place
 
 
 @triton.jit
-def read_normaliser(places, seconds, normaliser, problem, m, length, D: tl.constexpr, GP: tl.constexpr, DIMS: tl.constexpr, HATS: tl.constexpr):
-    """The sum of the weights that every point sees, float32, by looking up its cell in every dimension."""
-    total = tl.zeros((m.shape[0], DIMS), tl.float32)
-    for d0 in range(0, D, DIMS):
-        d = d0 + tl.arange(0, DIMS)[None, :]
-        here = (m < length)[:, None] & (d < D)
-        at = (problem * D + tl.minimum(d, D - 1)) * length + tl.minimum(m, length - 1)[:, None]
-        cell, share = split_place(tl.load(places + at))
-        pair = normaliser + ((problem * D + tl.minimum(d, D - 1)) * GP + cell) * 2
-        if HATS:
-            other, rest = split_place(tl.load(seconds + at))
-            # rounded up to one, a share is in the next cell
-            below = 1 - rest - (other - cell).to(tl.float32)
-            number = below * tl.load(pair) + share * tl.load(pair + 1)
-        else:
-            number = tl.load(pair) + share * tl.load(pair + 1)
-        total += tl.where(here, number, 0.0)
-    return tl.sum(total, 1)
+def _weights_seen(places, seconds, normaliser, line, m, length, GP: tl.constexpr, HATS: tl.constexpr):
+    """Of one dimension, the sum of the weights that points m see, float32: its cell looked up."""
+    at = line * length + tl.minimum(m, length - 1)
+    cell, share = split_place(tl.load(places + at))
+    pair = normaliser + (line * GP + cell) * 2
+    if HATS:
+        other, rest = split_place(tl.load(seconds + at))
+        # rounded up to one, a share is in the next cell
+        below = 1 - rest - (other - cell).to(tl.float32)
+        return below * tl.load(pair) + share * tl.load(pair + 1)
+    else:
+        return tl.load(pair) + share * tl.load(pair + 1)
 
 
 @triton.jit
@@ -66,9 +60,7 @@ def read_kernel(
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
     has = channel < channels
-    if COUNT:
-        total = read_normaliser(places, seconds, normaliser, problem, m, length, D, GP, 16, HATS)
-        tl.store(totals + problem * length + m, total, mask=m < length)
+    total = tl.zeros((ROWS,), tl.float32)
     found = tl.zeros((ROWS, CHANNELS), tl.float32)
     for first in range(0, D * (GP // BLOCK), TOGETHER):
         line = first * BLOCK + tl.arange(0, TOGETHER * BLOCK)
@@ -83,8 +75,8 @@ def read_kernel(
             place = tl.load(places + at)
         else:
             values = tl.load(spot, mask=(line < D * GP)[:, None] & has[None, :], other=0.0)
-            dim = tl.minimum(block // (GP // BLOCK), D - 1)
-            at = (problem * D + dim) * length + tl.minimum(m, length - 1)[:, None, None]
+            own = tl.minimum(block // (GP // BLOCK), D - 1)
+            at = (problem * D + own) * length + tl.minimum(m, length - 1)[:, None, None]
             place = tl.load(places + at)
         if HATS:
             weight = ramp(place, tl.load(shifts + node))
@@ -93,14 +85,28 @@ def read_kernel(
             weight = ramp(place, tl.load(shifts + node + 1))
         weight = tl.reshape(weight.to(values.dtype), (ROWS, TOGETHER * BLOCK))
         found = product(weight, values, found, PRECISION, EMULATED)
+        if COUNT:
+            for turn in tl.static_range(TOGETHER):
+                dim = (first + turn) // (GP // BLOCK)
+                line_ = problem * D + tl.minimum(dim, D - 1)
+                number = _weights_seen(places, seconds, normaliser, line_, m, length, GP, HATS)
+                # once for every dimension, though it may have several blocks
+                once = ((first + turn) % (GP // BLOCK) == 0) & (dim < D)
+                total += tl.where(once, number, 0.0)
     found *= tl.load(unscale + problem)
     if not HATS:
         start = tl.zeros((CHANNELS,), tl.float32)
         for d0 in range(0, D, 16):
             d = d0 + tl.arange(0, 16)
-            part = tl.load(base + (problem * D + d)[:, None] * channels + channel[None, :], mask=(d < D)[:, None] & has[None, :], other=0.0)
+            part = tl.load(
+                base + (problem * D + d)[:, None] * channels + channel[None, :],
+                mask=(d < D)[:, None] & has[None, :],
+                other=0.0,
+            )
             start += tl.sum(part, 0)
         found += start[None, :]
+    if COUNT:
+        tl.store(totals + problem * length + m, total, mask=m < length)
     if NORMALISE:
         empty = tl.abs(total) < 1.1754943508222875e-38
         found = tl.where(empty[:, None], 0.0, found / tl.where(empty, 1.0, total)[:, None])

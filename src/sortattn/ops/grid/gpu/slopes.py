@@ -85,10 +85,12 @@ def slopes_kernel(
                 rows + (problem * length + safe)[:, None] * channels + c[None, :], mask=has[None, :], other=0.0
             )
             spot = ((problem * D + d) * GP + g)[None, :] * channels + c[:, None]
-            table = tl.load(changes + spot, mask=has[:, None], other=0.0)
-            change = product(row.to(table.dtype), table, change, PRECISION, EMULATED)
+            # gradients may be too small for float16: tables go to their type
+            table = tl.load(changes + spot, mask=has[:, None], other=0.0).to(row.dtype)
+            change = product(row, table, change, PRECISION, EMULATED)
             if EXPONENTIAL:
-                level = product(row.to(table.dtype), tl.load(levels + spot, mask=has[:, None], other=0.0), level, PRECISION, EMULATED)
+                table = tl.load(levels + spot, mask=has[:, None], other=0.0).to(row.dtype)
+                level = product(row, table, level, PRECISION, EMULATED)
         line = (problem * D + d) * GP
         cell, share = split_place(tl.load(places + (problem * D + d) * length + safe))
         left = tl.load(lefts + line + cell)

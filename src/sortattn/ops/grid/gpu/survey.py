@@ -41,24 +41,29 @@ def survey_kernel(
         stretch = tl.cdiv(rows, STRETCHES)
         start = head * rows + part * stretch
         stop = tl.minimum(start + stretch, (head + 1) * rows)
-        low = tl.full((ROWS, DIMS), float("inf"), tl.float32)
-        high = tl.full((ROWS, DIMS), float("-inf"), tl.float32)
-        odd = tl.zeros((ROWS, DIMS), tl.int32)
+        # in the type of the points; a NaN stays, an infinity is an extreme
+        low = tl.full((ROWS, DIMS), float("inf"), points.dtype.element_ty)
+        high = tl.full((ROWS, DIMS), float("-inf"), points.dtype.element_ty)
         for n0 in range(start, stop, ROWS):
             row = n0 + tl.arange(0, ROWS)
-            here = (row < stop)[:, None] & inside[None, :]
-            x = tl.load(base + row[:, None].to(tl.int64) * D + dim[None, :], mask=here, other=0.0).to(tl.float32)
-            finite = tl.abs(x) < float("inf")
-            odd = odd | tl.where(finite, 0, 1)
-            x = tl.where(finite, x, 0.0)
-            low = tl.minimum(low, tl.where(here, x, float("inf")))
-            high = tl.maximum(high, tl.where(here, x, float("-inf")))
-        low, high = tl.min(low, 0), tl.max(high, 0)
-        # a stretch without rows is told from others by its order
+            # the last point of the stretch again where there is none
+            row = tl.minimum(row, stop - 1)
+            x = tl.load(base + row[:, None].to(tl.int64) * D + tl.minimum(dim, D - 1)[None, :])
+            low = tl.minimum(low, x, propagate_nan=tl.PropagateNan.ALL)
+            high = tl.maximum(high, x, propagate_nan=tl.PropagateNan.ALL)
+        lows, highs = low.to(tl.float32), high.to(tl.float32)
+        # what is not finite: a NaN is not equal to itself, and has spread to both
+        odd = tl.where((lows > float("-inf")) & (highs < float("inf")), 0, 1)
+        odd = tl.max(tl.max(odd, 0), 0)
+        odd = tl.where(stop > start, odd, 0)
+        low, high = tl.min(tl.where(lows == lows, lows, 0.0), 0), tl.max(tl.where(highs == highs, highs, 0.0), 0)
+        low, high = tl.where(tl.abs(low) < float("inf"), low, 0.0), tl.where(tl.abs(high) < float("inf"), high, 0.0)
+        if stop <= start:
+            low, high = tl.full((DIMS,), float("inf"), tl.float32), tl.full((DIMS,), float("inf"), tl.float32)
         slot = sampled + 2 * (part * GROUP + head)
         tl.store(out + slot, low, mask=inside)
-        tl.store(out + slot + 1, tl.where(high < low, float("inf"), high), mask=inside)
-        tl.atomic_max(flags + problem * GROUP + head, tl.max(tl.max(odd, 0), 0))
+        tl.store(out + slot + 1, high, mask=inside)
+        tl.atomic_max(flags + problem * GROUP + head, odd)
     elif head == 0:
         place = (part - STRETCHES) * ROWS + tl.arange(0, ROWS)
         here = place < tl.minimum(sampled, length)

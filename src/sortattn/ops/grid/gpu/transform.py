@@ -8,6 +8,7 @@ import triton.language as tl
 def transform_kernel(
     table,
     counts,
+    seconds,
     whole,
     phi,
     phi_largest,
@@ -27,6 +28,7 @@ def transform_kernel(
     HATS: tl.constexpr,
     CHANGES: tl.constexpr,
     TRANSPOSED: tl.constexpr,
+    WEIGHTED: tl.constexpr,
     MASKED: tl.constexpr,
     FACTOR: tl.constexpr,
     SCALED: tl.constexpr,
@@ -36,10 +38,12 @@ def transform_kernel(
     - `out (P, D, GP, C)`: F, or its CHANGES from node to node, times a power of two that keeps them within 16 bits, of
       which `unscale (P)` is the inverse; NaN where the head holds what is no number
     - `base (P, D, C)`: with CHANGES, F at the first node
-    - `normaliser (P, D, GP, 2)`: the same for `counts (P, D, GP)`, unscaled: F at a node, and its change to the next one
-      or F there. MASKED: of `length` weights, `whole (P)` count
+    - `normaliser (P, D, GP, 2)`: the same for sums of weights, unscaled: F at a node, and its change to the next one
+      or F there. WEIGHTED: `counts (P, D, GP)` are made like the rows. Otherwise they are sums of ramps of `length`
+      points, MASKED of `whole (P)`; those of `seconds` differ for exponentials
 
-    `phi_largest (P)` and `largest (P)` are the largest numbers of phi and of the table, as bits, `factor (P)` multiplies everything (FACTOR).
+    `phi_largest (P)` and `largest (P)` are the largest numbers of phi and of the table, as bits. With FACTOR, `factor
+    (P)` multiplies everything.
     """
     at = tl.program_id(0).to(tl.int64)
     problem = at // D
@@ -72,14 +76,15 @@ def transform_kernel(
             shares = tl.load(rows_at + before[:, None] * channels, mask=inside, other=0.0)
             inner = (j < G - 1)[:, None] & has[None, :]
             shares -= tl.load(rows_at + j[:, None] * channels, mask=inner, other=0.0)
-        if HATS:
+        if HATS and WEIGHTED:
             number = tl.load(counts + at * GP + j, mask=j < G, other=0.0)
         else:
             number = tl.load(counts + at * GP + before, mask=j < G, other=0.0)
-            number -= tl.load(counts + at * GP + j, mask=j < G - 1, other=0.0)
-        if MASKED:
-            # keys without weight stand at the first node
-            number -= tl.where(j == 0, length - tl.load(whole + problem), 0.0)
+            if not WEIGHTED:
+                number = tl.where(j == 0, length * 1.0, number)
+                if MASKED:
+                    number = tl.where(j == 0, tl.load(whole + problem), number)
+            number -= tl.load(seconds + at * GP + j, mask=j < G - 1, other=0.0)
         next_ = tl.minimum(i + 1, G - 1)
         if TRANSPOSED:
             here = tl.load(matrix + j[None, :] * GP + i[:, None])

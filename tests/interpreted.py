@@ -1,0 +1,139 @@
+"""What `test_grid_kernels` runs in processes of their own, where Triton's interpreter is switched on."""
+
+import sys
+
+import torch
+
+import sortattn
+from sortattn.kernels import PolynomialExponential, Spline, resolve
+from sortattn.ops.grid.gpu import launch
+from sortattn.ops.grid.gpu.api import grid_gpu
+
+from . import surrogate
+from .cases import Shape, assert_close, cotangent, draw, leaves
+
+
+def attention(points, kernel, nodes, phi, tau, mask=None):
+    """The surrogate in float64 on given nodes, with the kernel between them as `phi` says it is at this bandwidth."""
+    query, key, value = points
+    wide = tau[:, None, None, None]
+
+    def plain(wide):
+        found = kernel.univariate((nodes[..., :, None] - nodes[..., None, :]) / wide)
+        return found + (nodes.abs()[..., :, None] + nodes.abs()[..., None, :]) / wide if is_riesz(kernel) else found
+
+    # what is left is the correction, a constant
+    whole = plain(wide) + (phi - plain(wide.detach()))
+    rows, columns = (surrogate.weights(part.mT, nodes, wide, decays(kernel)) for part in (query, key))
+    matrix = (rows @ whole @ columns.mT).sum(1)
+    if mask is not None:
+        matrix = torch.where(mask[:, None], matrix, 0.0)
+    return matrix @ value / matrix.sum(-1, keepdim=True)
+
+
+def is_riesz(kernel):
+    return kernel.name == "add_riesz"
+
+
+def decays(kernel):
+    return kernel.name == "add_laplace"
+
+
+def gradients(name, dtype, dims, count=12):
+    """Output and gradients beside float64 autograd through the same surrogate."""
+    kernel = KERNELS.get(name) or resolve(name)
+    shape = Shape((2,), 30, 40, dims, 5)
+    inputs = draw(shape, dtype)
+    tau = torch.tensor([0.8, 1.7])
+    points = leaves(*inputs, tau)
+    output = sortattn.kernel_attention(*points[:3], kernel, bandwidth=points[3], backend=f"grid:{count}")
+    gradient = cotangent(shape, dtype)
+    actual = torch.autograd.grad(output, points, gradient)
+    parameters = torch.empty(0) if kernel.parameters() is None else kernel.parameters()
+    found = grid_gpu(*inputs, torch.empty(2, 0), tau, parameters, kernel.name, count, 1, False, True)
+    grid = launch.Grid(found[2], found[3], tau, launch.Layout(count, dtype), launch.formula(kernel, tau.device))
+    phi = grid.matrix(torch.zeros(2, dtype=torch.int32))[..., :count, :count].double()
+    exact = leaves(*(part.double() for part in (*inputs, tau)))
+    wanted = attention(exact[:3], kernel, found[2][..., :count].double(), phi, exact[3])
+    expected = torch.autograd.grad(wanted, exact, gradient.double())
+    bound = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
+    assert_close(output, wanted, bound)
+    for label, one, other in zip(("query", "key", "value"), actual, expected, strict=False):
+        assert_close(one, other, 3 * bound, name=label)
+    if not is_riesz(kernel):
+        # of add_riesz it is nearly zero: the bandwidth cancels but for epsilon
+        assert_close(actual[3], expected[3], 30 * bound, name="bandwidth")
+
+
+KERNELS = {
+    "spline": Spline([-1.0, 0.5], [0.5, 1.0, -0.25], offset=1.0),
+    "matern": PolynomialExponential([1.0, 1.0]),
+}
+
+
+def masks():
+    """Masked keys do not count, heads of a group share their keys, and what is no number stays in its head."""
+    query, key, value = (part[None] for part in draw(Shape((4,), 20, 33, 3, 4), torch.float32))
+    key, value = key[:, :2], value[:, :2]
+    mask = torch.arange(33)[None] % 3 != 0
+    call = {"key_mask": mask, "enable_gqa": True, "backend": "grid:48"}
+    for name in ("add_bump", "add_laplace"):
+        found = sortattn.kernel_attention(query, key, value, name, **call)
+        short = (part[:, :, mask[0]] for part in (key, value))
+        wanted = sortattn.kernel_attention(query, *short, name, enable_gqa=True, backend="grid:48")
+        # nodes differ a little: the sample is not the same
+        assert_close(found, wanted, 0.03)
+        exact = sortattn.kernel_attention(query, key, value, name, key_mask=mask, enable_gqa=True, backend="reference")
+        assert_close(found, exact, 0.05)
+        spoilt = query.clone()
+        spoilt[0, 1, 3, 2] = torch.nan
+        found = sortattn.kernel_attention(spoilt, key, value, name, **call)
+        assert found[0, 1].isnan().all()
+        assert found[0, [0, 2, 3]].isfinite().all()
+        broken = value.clone()
+        broken[0, 1, 4, 0] = torch.inf
+        found = sortattn.kernel_attention(query, key, broken, name, **call)
+        assert found[0, 2:].isnan().all()
+        assert found[0, :2].isfinite().all()
+
+
+def sums():
+    """Kernel sums, many channels, more nodes than a block has, and a query that sees no key."""
+    query, key, value = draw(Shape((1,), 10, 14, 2, 70), torch.float32)
+    wanted = sortattn.kernel_sum(query, key, value, "add_bump", backend="reference")
+    assert_close(sortattn.kernel_sum(query, key, value, "add_bump", backend="grid:100"), wanted, 0.02)
+    found = sortattn.kernel_attention(query + 100, key, value, "add_bump", backend="grid:16")
+    assert (found == 0).all()
+    points = leaves(query, key, value)
+    output = sortattn.kernel_sum(*points, "add_laplace", backend="grid:100")
+    exact = leaves(*(part.double() for part in (query, key, value)))
+    reference = sortattn.kernel_sum(*exact, "add_laplace", backend="reference")
+    one, other = (torch.autograd.grad(part.sum(), inputs)[2] for part, inputs in ((output, points), (reference, exact)))
+    assert_close(one, other, 0.02)
+
+
+def operators():
+    """The operator's fake kernel agrees with it, and it can be compiled and mapped."""
+    query, key, value = draw(Shape((1,), 20, 24, 3, 4), torch.float32)
+    options = ("add_laplace", 12, 1, False, True)
+    inputs = (*leaves(query, key, value), torch.empty(1, 1), *leaves(torch.ones(1)), torch.empty(0), *options)
+    torch.library.opcheck(grid_gpu, inputs, test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))
+
+    def call(query):
+        return sortattn.kernel_attention(query, key, value, "add_bump", backend="grid:12")
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(query), call(query))
+    both = torch.stack([query, query + 1])
+    mapped = torch.func.vmap(call)(both)
+    assert_close(mapped[1], call(both[1]), 1e-6)
+
+
+if __name__ == "__main__":
+    assert launch.INTERPRETED
+    what, *rest = sys.argv[1:]
+    if what == "gradients":
+        name, dtype, dims = rest
+        gradients(name, getattr(torch, dtype), int(dims))
+    else:
+        {"masks": masks, "sums": sums, "operators": operators}[what]()
