@@ -9,6 +9,8 @@ products of features; what is summed over the dimensions is never stored. What o
 rows for every run, whole tiles, so that the loops need no masks; beyond the end of a run points and features are zero.
 """
 
+# ruff: noqa: N803 (constants of a Triton kernel are arguments in capitals)
+
 import triton
 import triton.language as tl
 
