@@ -42,6 +42,17 @@ def test_it_is_what_normalise_computes(call, floor, group, spoil, device):
         torch.testing.assert_close(got, wanted, equal_nan=True)
 
 
+@pytest.mark.parametrize("call", [quotient, quotient_directly], ids=["operator", "directly"])
+def test_the_rows_may_be_changed_in_place(call, device):
+    problem, sums, total = inputs(device)
+    found = unfit(problem.query, problem.key, problem.value, 1)
+    untouched = torch.autograd.grad(call(sums, total, found, 0.5).sum(), (sums, total))
+    rows = call(sums, total, found, 0.5)
+    rows += 1.0
+    for got, wanted in zip(torch.autograd.grad(rows.sum(), (sums, total)), untouched, strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
 def test_nothing_to_divide(device):
     problem, sums, total = inputs(device, rows=0)
     found = unfit(problem.query, problem.key, problem.value, 1)
@@ -54,8 +65,7 @@ def test_the_operators_keep_the_rules_of_torch(device):
     torch.library.opcheck(unfit, (*points, 3))
     found = unfit(*points, 3)
     torch.library.opcheck(quotient, (sums, total, found, 0.5))
-    rows = quotient(sums, total, found, 0.5).detach()
-    torch.library.opcheck(quotient_backward, (torch.randn_like(rows), rows, total.detach(), found, 0.5))
+    torch.library.opcheck(quotient_backward, (torch.randn_like(sums), sums.detach(), total.detach(), found, 0.5))
 
 
 def test_mapped_over_samples(device):

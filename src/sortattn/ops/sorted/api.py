@@ -132,7 +132,8 @@ def sided_sum_backward(
                 part = {"below": torch.zeros_like(below), "above": torch.zeros_like(above), name: place}
                 unit = replace(terms, **part, compact=False)
                 sums, extra = walk.scatter(keys, queries, value, weight, unit, bandwidth, mirrored=False)
-                gradient += place * (_inner(sums, grad) + _inner(extra, grad_extra))
+                # coefficients are on the CPU
+                gradient += place * (_inner(sums, grad) + _inner(extra, grad_extra)).to(place.device)
     return grad_query, grad_key, grad_value, grad_weight, grad_bandwidth, grad_below, grad_above
 
 

@@ -28,6 +28,8 @@ _BLOCK, _WARPS = 256, 4
 _CHUNK = 8
 # sorted targets that one warp walks, at least
 _SHORT = 128
+# sources of a short line
+_FEW = 512
 # warps of a multiprocessor that walk at a time
 _RESIDENT = 24
 # bytes of work space that is always to be had; otherwise it is no larger than the rows
@@ -355,8 +357,8 @@ class _Walk:
         heads = min(warps / together, self.problems)
         if heads * head > cache:
             runs = max(runs, warps * head / (0.6 * cache * together))
-        # one that is not quite enough is better than the moments that a second one needs
-        return max(1, round(runs))
+        # of a short line, one that is not quite enough is better than the moments that a second one needs
+        return max(1, round(runs) if self.count <= _FEW else math.ceil(runs))
 
 
 @functools.lru_cache(maxsize=256)

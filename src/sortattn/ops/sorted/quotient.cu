@@ -53,9 +53,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// The gradients of sums and total from that of the rows.
+// The gradients of sums and total from that of the rows `sums / total`.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    divide_backward(const real *grad, const real *rows, const real *total, const int *unfit, real *by_sums,
+    divide_backward(const real *grad, const real *sums, const real *total, const int *unfit, real *by_sums,
                     real *by_total, index_t number, index_t each, index_t channels, double floor) {
     index_t row = blockIdx.x * index_t(WARPS) + threadIdx.x / 32;
     if (row >= number) return;
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (index_t c = threadIdx.x % 32; c < channels; c += 32) {
         real g = grad[row * channels + c];
         by_sums[row * channels + c] = factor * g;
-        product += g * rows[row * channels + c];
+        product += g * factor * sums[row * channels + c];
     }
 #pragma unroll
     for (int offset = 16; offset; offset >>= 1) product += __shfl_xor_sync(0xffffffffu, product, offset);

@@ -61,13 +61,14 @@ def _quotient_backward(grad: Tensor, rows: Tensor, total: Tensor, unfit: Tensor,
     if not grad.is_cuda:
         poison = _poison(unfit, each, grad)
         # where the rows of an unfit head are NaN, so is the gradient of their total, if it has any
+        rows = sums * (poison * reciprocal(total, floor))[..., None]
         by_sums, by_total = through_quotient(grad, rows, total, floor)
         return by_sums * poison[..., None], by_total
     by_sums, by_total = torch.empty_like(grad), torch.empty_like(total)
     if total.numel():
         with torch.cuda.device(grad.device):
             _kernel("divide_backward", grad)(
-                (math.ceil(problems * number / _WARPS),), _THREADS, grad, rows, total, unfit, by_sums, by_total,
+                (math.ceil(problems * number / _WARPS),), _THREADS, grad, sums, total, unfit, by_sums, by_total,
                 problems * number, each, channels, floor,
             )  # fmt: skip
     return by_sums, by_total
@@ -97,13 +98,13 @@ def _(sums, total, unfit, floor):
 
 
 @quotient_backward.register_fake
-def _(grad, rows, total, unfit, floor):
+def _(grad, sums, total, unfit, floor):
     return grad.new_empty(grad.shape), total.new_empty(total.shape)
 
 
 def _setup(ctx, inputs, output):
     sums, total, found, floor = inputs
-    ctx.save_for_backward(output, total, found)
+    ctx.save_for_backward(sums, total, found)
     ctx.floor = floor
 
 
