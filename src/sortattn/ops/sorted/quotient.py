@@ -53,9 +53,9 @@ def _quotient(sums: Tensor, total: Tensor, unfit: Tensor, floor: float) -> Tenso
     return rows
 
 
-def _quotient_backward(grad: Tensor, rows: Tensor, total: Tensor, unfit: Tensor, floor: float) -> tuple[Tensor, Tensor]:
-    """The gradients of sums and total."""
-    grad, rows, total = (part.detach().contiguous() for part in (grad, rows, total))
+def _quotient_backward(grad: Tensor, sums: Tensor, total: Tensor, unfit: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    """The gradients of sums and total; from the sums, as the rows may have been changed in place since."""
+    grad, sums, total = (part.detach().contiguous() for part in (grad, sums, total))
     problems, number, channels = grad.shape
     each = number // unfit.shape[1]
     if not grad.is_cuda:
