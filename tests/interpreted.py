@@ -50,7 +50,7 @@ def gradients(name, dtype, dims, count=12):
     gradient = cotangent(shape, dtype)
     actual = torch.autograd.grad(output, points, gradient)
     parameters = torch.empty(0) if kernel.parameters() is None else kernel.parameters()
-    found = grid_gpu(*inputs, torch.empty(2, 0), tau, parameters, kernel.name, count, 1, False, True)
+    found = grid_gpu(*inputs, torch.empty(2, 0), tau, parameters, kernel.name, decays(kernel), count, 1, False, True)
     grid = launch.Grid(found[2], found[3], tau, launch.Layout(count, dtype), launch.formula(kernel, tau.device))
     phi = grid.matrix(torch.zeros(2, dtype=torch.int32))[..., :count, :count].double()
     exact = leaves(*(part.double() for part in (*inputs, tau)))
@@ -115,7 +115,7 @@ def sums():
 def operators():
     """The operator's fake kernel agrees with it, and it can be compiled and mapped."""
     query, key, value = draw(Shape((1,), 20, 24, 3, 4), torch.float32)
-    options = ("add_laplace", 12, 1, False, True)
+    options = ("add_laplace", True, 12, 1, False, True)
     inputs = (*leaves(query, key, value), torch.empty(1, 1), *leaves(torch.ones(1)), torch.empty(0), *options)
     torch.library.opcheck(grid_gpu, inputs, test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))
 
