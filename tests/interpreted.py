@@ -6,8 +6,11 @@ import torch
 
 import sortattn
 from sortattn.kernels import PolynomialExponential, Spline, resolve
+from sortattn.ops.grid import correction
 from sortattn.ops.grid.gpu import launch
 from sortattn.ops.grid.gpu.api import grid_gpu
+from sortattn.ops.grid.nodes import place
+from sortattn.ops.grid.surrogate import slope_jumps
 
 from . import surrogate
 from .cases import Shape, assert_close, cotangent, draw, leaves
@@ -50,7 +53,7 @@ def gradients(name, dtype, dims, count=12):
     gradient = cotangent(shape, dtype)
     actual = torch.autograd.grad(output, points, gradient)
     parameters = torch.empty(0) if kernel.parameters() is None else kernel.parameters()
-    found = grid_gpu(*inputs, torch.empty(2, 0), tau, parameters, kernel.name, count, 1, False, True)
+    found = grid_gpu(*inputs, torch.empty(2, 0), tau, parameters, kernel.name, decays(kernel), count, 1, False, True)
     grid = launch.Grid(found[2], found[3], tau, launch.Layout(count, dtype), launch.formula(kernel, tau.device))
     phi = grid.matrix(torch.zeros(2, dtype=torch.int32))[..., :count, :count].double()
     exact = leaves(*(part.double() for part in (*inputs, tau)))
@@ -112,10 +115,33 @@ def sums():
     assert_close(one, other, 0.02)
 
 
+def matrix():
+    """The kernel between nodes with its correction, beside that of torch's operations in float64."""
+    generator = torch.Generator().manual_seed(0)
+    count, tau = 20, torch.tensor([0.7, 1.9])
+    sample = torch.randn(2, 3, 200, generator=generator, dtype=torch.float64)
+    sample[:, 0] = (sample[:, 0] * 2).round() / 2
+    nodes, _ = place(sample.mT[:, :100], sample.mT[:, 100:], None, tau.double(), count)
+    nodes = nodes.float()
+    data = correction._occupation(sample, nodes.double())
+    layout = launch.Layout(count, torch.float32)
+    padding = (0, layout.padded - count + 1)
+    stats = torch.stack([data.inside, data.at_start, data.at_end], 2).float()
+    stats = torch.nn.functional.pad(stats, padding).contiguous()
+    padded = torch.nn.functional.pad(nodes, (0, layout.padded - count), value=torch.inf)
+    for kernel in (*KERNELS.values(), *map(resolve, ("add_bump", "add_laplace"))):
+        numbers = launch.formula(kernel, nodes.device)
+        phi = launch.Grid(padded, stats, tau, layout, numbers).matrix(torch.zeros(2, dtype=torch.int32))
+        extra = correction.correct(sample, nodes, tau, *slope_jumps(kernel), numbers.exponential)
+        difference = nodes.double()[..., :, None] - nodes.double()[..., None, :]
+        plain = kernel.univariate(difference / tau.double()[:, None, None, None])
+        assert_close(phi[..., :count, :count].double() - plain, extra, 1e-3 if extra.any() else 1.0, scale=extra.norm() + 1e-3)
+
+
 def operators():
     """The operator's fake kernel agrees with it, and it can be compiled and mapped."""
     query, key, value = draw(Shape((1,), 20, 24, 3, 4), torch.float32)
-    options = ("add_laplace", 12, 1, False, True)
+    options = ("add_laplace", True, 12, 1, False, True)
     inputs = (*leaves(query, key, value), torch.empty(1, 1), *leaves(torch.ones(1)), torch.empty(0), *options)
     torch.library.opcheck(grid_gpu, inputs, test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))
 
@@ -136,4 +162,4 @@ if __name__ == "__main__":
         name, dtype, dims = rest
         gradients(name, getattr(torch, dtype), int(dims))
     else:
-        {"masks": masks, "sums": sums, "operators": operators}[what]()
+        {"masks": masks, "sums": sums, "operators": operators, "matrix": matrix}[what]()

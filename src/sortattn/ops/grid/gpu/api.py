@@ -26,7 +26,7 @@ def _call(problem: Problem, kernel: SidedKernel, count: int, normalise: bool) ->
     query = problem.query
     problems = query.shape[0]
     if isinstance(problem.bandwidth, Tensor):
-        bandwidth = problem.bandwidth.float().reshape(-1).expand(problems).contiguous()
+        bandwidth = problem.bandwidth.float().reshape(-1).expand(problems)
     else:
         # filled on the device: a copy from the host would wait, and cannot be part of a CUDA graph
         bandwidth = torch.full((problems,), problem.bandwidth, dtype=torch.float32, device=query.device)
@@ -36,9 +36,8 @@ def _call(problem: Problem, kernel: SidedKernel, count: int, normalise: bool) ->
         parameters = torch.empty(0, device=query.device)
     masked = problem.weight is not None
     weight = problem.weight if masked else torch.empty(problems, 1, device=query.device)
-    parts = (part.contiguous() for part in (query, problem.key, problem.value, weight))
-    options = (kernel.name, count, problem.group, masked, normalise)
-    return grid_gpu(*parts, bandwidth, parameters.to(query.device), *options)[0]
+    options = (kernel.name, reproduces_exponentials(kernel), count, problem.group, masked, normalise)
+    return grid_gpu(query, problem.key, problem.value, weight, bandwidth, parameters.to(query.device), *options)[0]
 
 
 @torch.library.custom_op("sortattn::grid_gpu", mutates_args=())
@@ -50,13 +49,17 @@ def grid_gpu(
     bandwidth: Tensor,
     parameters: Tensor,
     kernel: str,
+    exponential: bool,
     count: int,
     group: int,
     masked: bool,
     normalise: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The output `(P, M, C)`; the sums of the weights, nodes, what is known of cells, tables, counts and flags."""
-    query, key, value, weight, bandwidth = (part.detach() for part in (query, key, value, weight, bandwidth))
+    # kernels read memory, and what vmap expands has none of its own
+    query, key, value, weight, bandwidth = (
+        part.detach().contiguous() for part in (query, key, value, weight, bandwidth)
+    )
     numbers = formula(_kernel(kernel, parameters), query.device)
     counted = weight if masked else None
     found = forward(query, key, value, counted, bandwidth, numbers, count, group, normalise)
@@ -64,12 +67,12 @@ def grid_gpu(
     tables = found.tables
     grid = found.grid
     # outputs of an operator are not the same tensor
-    seconds = tables.seconds if grid.formula.exponential else tables.seconds.new_empty(query.shape[0], 0)
+    seconds = tables.seconds if exponential else tables.seconds.new_empty(query.shape[0], 0)
     return found.out, found.totals, grid.nodes, grid.stats, tables.rows, tables.counts, seconds, flags
 
 
 @grid_gpu.register_fake
-def _(query, key, value, weight, bandwidth, parameters, kernel, count, group, masked, normalise):
+def _(query, key, value, weight, bandwidth, parameters, kernel, exponential, count, group, masked, normalise):
     problems, rows, dims = query.shape
     channels, padded = value.shape[2], Layout(count, query.dtype).padded
 
@@ -83,7 +86,7 @@ def _(query, key, value, weight, bandwidth, parameters, kernel, count, group, ma
         wide(problems, dims, 3, padded),
         wide(problems, dims, padded, channels),
         wide(problems, dims, padded),
-        wide(problems, dims, padded) if reproduces_exponentials(_kernel(kernel, parameters)) else wide(problems, 0),
+        wide(problems, dims, padded) if exponential else wide(problems, 0),
         query.new_empty(problems * (group + 1), dtype=torch.int32),
     )
 
@@ -106,6 +109,7 @@ def grid_gpu_backward(
     seconds: Tensor,
     flags: Tensor,
     kernel: str,
+    exponential: bool,
     count: int,
     group: int,
     masked: bool,
@@ -113,6 +117,7 @@ def grid_gpu_backward(
     wants_numbers: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key, value, bandwidth and parameters; the last two are zero unless wanted."""
+    query, key, value, weight, bandwidth = (part.contiguous() for part in (query, key, value, weight, bandwidth))
     problems = query.shape[0]
     chosen = _kernel(kernel, parameters)
     grid = Grid(nodes, stats, bandwidth, Layout(count, query.dtype), formula(chosen, query.device))
@@ -131,7 +136,8 @@ def grid_gpu_backward(
 @grid_gpu_backward.register_fake
 def _(grad, query, key, value, weight, bandwidth, parameters, *rest):
     by_points = (part.new_empty(part.shape[0], part.shape[2], part.shape[1]).transpose(1, 2) for part in (query, key))
-    return *by_points, torch.empty_like(value), torch.empty_like(bandwidth), torch.empty_like(parameters)
+    others = (part.new_empty(part.shape) for part in (value, bandwidth, parameters))
+    return *by_points, *others
 
 
 def _kernel(name: str, parameters: Tensor) -> SidedKernel:
@@ -148,7 +154,7 @@ def _backward(ctx, grad, *_):
     wants = ctx.needs_input_grad
     found = grid_gpu_backward(grad, *ctx.saved_tensors, *ctx.options, wants[4] or wants[5])
     by_query, by_key, by_value, by_bandwidth, by_parameters = found
-    return by_query, by_key, by_value, None, by_bandwidth, by_parameters, *(None,) * 5
+    return by_query, by_key, by_value, None, by_bandwidth, by_parameters, *(None,) * 6
 
 
 grid_gpu.register_autograd(_backward, setup_context=_setup)

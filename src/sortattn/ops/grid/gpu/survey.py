@@ -49,8 +49,9 @@ def survey_kernel(
             # the last point of the stretch again where there is none
             row = tl.minimum(row, stop - 1)
             x = tl.load(base + row[:, None].to(tl.int64) * D + tl.minimum(dim, D - 1)[None, :])
-            low = tl.minimum(low, x, propagate_nan=tl.PropagateNan.ALL)
-            high = tl.maximum(high, x, propagate_nan=tl.PropagateNan.ALL)
+            # some versions of Triton make float32 of bfloat16 here
+            low = tl.minimum(low, x, propagate_nan=tl.PropagateNan.ALL).to(x.dtype)
+            high = tl.maximum(high, x, propagate_nan=tl.PropagateNan.ALL).to(x.dtype)
         lows, highs = low.to(tl.float32), high.to(tl.float32)
         # what is not finite: a NaN is not equal to itself, and has spread to both
         odd = tl.where((lows > float("-inf")) & (highs < float("inf")), 0, 1)
