@@ -135,7 +135,9 @@ def matrix():
         extra = correction.correct(sample, nodes, tau, *slope_jumps(kernel), numbers.exponential)
         difference = nodes.double()[..., :, None] - nodes.double()[..., None, :]
         plain = kernel.univariate(difference / tau.double()[:, None, None, None])
-        assert_close(phi[..., :count, :count].double() - plain, extra, 1e-3 if extra.any() else 1.0, scale=extra.norm() + 1e-3)
+        assert_close(
+            phi[..., :count, :count].double() - plain, extra, 1e-3 if extra.any() else 1.0, scale=extra.norm() + 1e-3
+        )
 
 
 def operators():

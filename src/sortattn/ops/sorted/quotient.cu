@@ -69,5 +69,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int offset = 16; offset; offset >>= 1) product += __shfl_xor_sync(0xffffffffu, product, offset);
     // a total below the floor has no gradient
-    if (threadIdx.x % 32 == 0) by_total[row] = here < real(floor) ? real(0) : -product * factor;
+    if (threadIdx.x % 32 == 0) by_total[row] = floor > 0.0 && here < real(floor) ? real(0) : -product * factor;
 }

@@ -72,10 +72,15 @@ __device__ constexpr double binomial(int n, int k) {
 
 __device__ inline real infinity() { return real(__int_as_float(0x7f800000)); }
 
+// without __CUDA_ARCH__ this is a test on a CPU
 __device__ inline float exponential(float x) {
+#ifdef __CUDA_ARCH__
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
     return y;
+#else
+    return exp(x);
+#endif
 }
 __device__ inline double exponential(double x) { return exp(x); }
 
@@ -463,10 +468,18 @@ __device__ inline void add_to(real *place, real sum) {
 
 // Sixteen bytes on their way to shared memory.
 __device__ inline void copy_later(void *to, const void *from) {
+#ifdef __CUDA_ARCH__
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(from)
                  : "memory");
+#else
+    for (int i = 0; i < 4; i++) static_cast<int *>(to)[i] = static_cast<const int *>(from)[i];
+#endif
 }
-__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ inline void wait_for_copies() {
+#ifdef __CUDA_ARCH__
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
 
 // Sum the sources for a run of sorted targets.
 //
@@ -486,7 +499,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     __shared__ Source<real> sources[LIST + CHUNK];
     __shared__ Target targets[33];
     // rows of targets that sums are multiplied with
-    __shared__ alignas(16) Row slots[MULTIPLIED ? 32 * 32 : 1];
+    alignas(16) __shared__ Row slots[MULTIPLIED ? 32 * 32 : 1];
     // for loops over the nodes that are not unrolled
     __shared__ Side nodes;
     __shared__ int places[KEPT];

@@ -1,0 +1,160 @@
+"""The arithmetic of the sorted backend's CUDA kernels, run on the CPU by an emulator, against the definition.
+
+What an emulator cannot show, that warps which run at a time do not disturb each other, is for a GPU to show.
+"""
+
+import contextlib
+import math
+
+import pytest
+import torch
+
+import sortattn
+from sortattn.ops.sorted import api, cuda, quotient
+from sortattn.ops.sorted.quotient import _SOURCE as QUOTIENT
+
+from . import emulator
+from .cases import BOX, CASES
+
+pytestmark = [
+    pytest.mark.skipif(emulator.COMPILER is None, reason="the emulator is compiled with g++"),
+    pytest.mark.usefixtures("cpu_only"),
+]
+KERNELS = {
+    "add_riesz": sortattn.KERNELS["add_riesz"],
+    "add_laplace": sortattn.KERNELS["add_laplace"],
+    "add_bump": sortattn.KERNELS["add_bump"],
+    "matern32": CASES["matern32"].kernel,
+    "box": BOX.kernel,
+}
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    """Sends sorted calls on CPU tensors through the code for GPUs, a small one with emulated kernels."""
+    monkeypatch.setattr(cuda, "Kernel", emulator.EmulatedKernel)
+    monkeypatch.setattr(cuda, "_device", lambda device: (1, 50 << 20))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(api, "walker", lambda device: cuda)
+    return cuda
+
+
+def points(kind, heads, rows, columns, dims, channels):
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(heads, n, c, generator=generator) for n, c in ((rows, dims), (columns, dims), (columns, channels))
+    )
+    if kind == "ties":
+        query, key = (query * 2).round() / 2, (key * 2).round() / 2
+    if kind == "same":
+        query[:, : min(rows, columns)] = key[:, : min(rows, columns)]
+    if kind == "shifted":
+        query, key = query + 100, key + 100
+    if kind == "far":
+        key[:, 3], key[:, 5], query[:, 1], query[:, 4] = 1e30, -1e30, 2e30, -5e29
+    return query, key, value
+
+
+def outcome(kernel, points, backend, dtype):
+    """The output, and the gradients of everything; by the definition in float64, a sum's gradient is its own."""
+    inputs = [part.to(dtype).requires_grad_() for part in points]
+    rows = sortattn.kernel_sum(*inputs, kernel, bandwidth=1.3, backend=backend)
+    weights = torch.linspace(-1, 1, rows.numel(), dtype=torch.float64).reshape(rows.shape).sin().to(dtype)
+    return [rows.detach(), *torch.autograd.grad((rows * weights).sum(), inputs)]
+
+
+# few; more sources than a block of moments has, and runs that begin in the middle; more channels than a warp takes
+SHAPES = {"small": (2, 9, 7, 3, 5), "runs": (1, 150, 600, 1, 64), "wide": (1, 70, 40, 2, 100)}
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [(shape, "ties") for shape in SHAPES]
+    + [("small", "same")]
+    + [("runs", kind) for kind in ("normal", "shifted", "far")],
+)
+@pytest.mark.parametrize("name", KERNELS)
+def test_sums_and_gradients_match_the_definition(name, shape, kind, emulated, monkeypatch):
+    if kind == "far" and name == "add_riesz":
+        pytest.skip("its values grow with the coordinates")
+    monkeypatch.setattr(cuda, "_SHORT", 32)
+    # runs of a track are short, and atomics are used, as without the deterministic mode
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    given = points(kind, *SHAPES[shape])
+    expected = outcome(KERNELS[name], given, "reference", torch.float64)
+    for part, got, wanted in zip(
+        ("output", "query", "key", "value"),
+        outcome(KERNELS[name], given, "sorted", torch.float32),
+        expected,
+        strict=True,
+    ):
+        error = (got - wanted).norm() / wanted.norm().clamp(min=1e-3)
+        assert error < (2e-6 if part in ("output", "value") else 1e-5), (part, error)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_without_atomics_and_in_float64(name, emulated):
+    given = points("ties", 2, 40, 50, 2, 70)
+    expected = outcome(KERNELS[name], given, "reference", torch.float64)
+    for got, wanted in zip(outcome(KERNELS[name], given, "sorted", torch.float64), expected, strict=True):
+        assert (got - wanted).norm() <= 1e-12 * wanted.norm().clamp(min=1e-3)
+
+
+@pytest.mark.parametrize("count", [1, 700, 1500, 17_000], ids=["one", "a_run", "two_keys_a_thread", "merged_runs"])
+@pytest.mark.parametrize("kind", ["normal", "ties", "equal", "bfloat16", "far", "no_numbers"])
+def test_lines_are_sorted_and_ties_keep_their_order(kind, count, emulated):
+    lines = torch.randn(1, count, 2, generator=torch.Generator().manual_seed(1))
+    if kind == "ties":
+        lines = (lines * 3).round()
+    if kind == "equal":
+        lines[:] = 1.5
+    if kind == "bfloat16":
+        lines = lines.bfloat16().float()
+    if kind == "far":
+        lines[0, : count // 3] *= 1e30
+    if kind == "no_numbers":
+        lines[0, ::7], lines[0, 1::7], lines[0, 2::7] = math.nan, -math.inf, -0.0
+    found = cuda._sort(lines)
+    # what is no number stands at zero, and there is one zero
+    clean = lines.nan_to_num(0.0, 0.0, 0.0).add(0.0).transpose(1, 2)
+    places, order = clean.sort(dim=-1, stable=True)
+    assert torch.equal(found.order, order.int())
+    assert torch.equal(found.places, places)
+    assert torch.equal(cuda.points(lines, found.order).places, places)
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.5])
+def test_quotients_match_what_the_operators_do_on_a_cpu(floor):
+    generator = torch.Generator().manual_seed(2)
+    problems, group, rows, channels = 3, 2, 5, 40
+    query, key, value = (
+        torch.randn(problems, n, 4, dtype=torch.float64, generator=generator) for n in (group * rows, 7, 7)
+    )
+    query[1, 7, 2], key[2, 3, 1] = math.nan, math.inf
+    unfit = torch.zeros(problems, group, dtype=torch.int32)
+    defines = (("REAL", "double"),)
+    emulator.EmulatedKernel(QUOTIENT, "look", defines)(
+        (problems * (group + 2) * 3,), 256, query, key, value, unfit, rows * 4, 7 * 4, 7 * 4, group, 3
+    )
+    assert torch.equal(unfit != 0, quotient.unfit(query, key, value, group) != 0)
+    assert (unfit != 0).tolist() == [[False, False], [False, True], [True, True]]
+
+    sums, grad = (
+        torch.randn(problems, group * rows, channels, dtype=torch.float64, generator=generator) for _ in range(2)
+    )
+    total = torch.randn(problems, group * rows, dtype=torch.float64, generator=generator)
+    total[0, 0], total[0, 1] = 0.0, 1e-310
+    number, found = problems * group * rows, torch.empty_like(sums)
+    blocks = (math.ceil(number / 8),)
+    emulator.EmulatedKernel(QUOTIENT, "divide", defines)(
+        blocks, 256, sums, total, unfit, found, number, rows, channels, channels, floor
+    )
+    torch.testing.assert_close(found, quotient.quotient(sums, total, unfit, floor), equal_nan=True)
+    by_sums, by_total = torch.empty_like(sums), torch.empty_like(total)
+    emulator.EmulatedKernel(QUOTIENT, "divide_backward", defines)(
+        blocks, 256, grad, sums, total, unfit, by_sums, by_total, number, rows, channels, floor
+    )
+    for got, wanted in zip(
+        (by_sums, by_total), quotient.quotient_backward(grad, sums, total, unfit, floor), strict=True
+    ):
+        torch.testing.assert_close(got, wanted, equal_nan=True)
