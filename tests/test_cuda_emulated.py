@@ -1,0 +1,102 @@
+"""The forward kernel of the tiled backend, run on the CPU: every path through it, against the definition in float64."""
+
+import contextlib
+import platform
+import shutil
+from functools import lru_cache
+
+import pytest
+import torch
+
+import sortattn
+from sortattn.ops.tiled import cuda
+
+from .cases import CASES, Shape, assert_close, draw
+from .definition import FORWARD
+from .emulation.emulator import Emulator
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None or platform.machine() != "x86_64" or platform.system() != "Linux",
+    reason="needs g++ on Linux, and its halves",
+)
+
+NAMES = [
+    "add_riesz", "add_laplace", "add_bump", "laplace", "riesz", "matern52",
+    pytest.param("spline", marks=pytest.mark.slow),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    """`cuda.kernel_of` for the CPU."""
+    honest = cuda.kernel_of
+    return lru_cache(lambda *key: Emulator(honest(*key), tmp_path_factory.mktemp("emulated")))
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_device(device, monkeypatch, emulated):
+    """Calls on the CPU take the way of CUDA devices, up to the launch."""
+    if device != "cpu":
+        pytest.skip("a CUDA device needs no emulation")
+    monkeypatch.setattr(cuda, "kernel_of", emulated)
+    monkeypatch.setattr(cuda, "serves", lambda query, value, kernel: kernel in cuda.NAMES)
+    monkeypatch.setattr(cuda.torch.cuda, "device", lambda _: contextlib.nullcontext())
+    # blocks look through the inputs by themselves, whatever the length
+    monkeypatch.setattr(cuda, "_SHORT", 1 << 20)
+
+
+def compare(name, query, key, value, **options):
+    kernel = CASES[name].kernel
+    actual = sortattn.kernel_attention(query, key, value, kernel, backend="tiled", **options)
+    exact = (part.double() for part in (query, key, value))
+    wanted = sortattn.kernel_attention(*exact, kernel, backend="reference", **options)
+    assert_close(actual, wanted, FORWARD[torch.float32])
+    return actual, wanted
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_path_of_the_forward_kernel_computes_the_definition(name):
+    query, key, value = draw(Shape((1,), 70, 80, 33, 20), torch.float32)
+    mask = torch.rand(1, 80, generator=torch.Generator().manual_seed(2)) < 0.6
+    mask[:, 70:] = False
+    compare(name, query, key, value)
+    compare(name, query, key, value, is_causal=True)
+    masked, _ = compare(name, query, key, value, key_mask=mask)
+    assert (masked[:, 0] != 0).any()
+    # points of few dimensions and odd rows, which no 16 bytes hold; points so small or far out that integers or factors
+    # do not serve
+    compare(name, *draw(Shape((1,), 5, 70, 3, 5), torch.float32))
+    far = query.clone()
+    far[0, 0, 1] = 100.0
+    compare(name, far, key, value)
+    if name != "riesz":
+        # whose squares are zero then
+        compare(name, query * 1e-30, key * 1e-30, value, bandwidth=CASES[name].bandwidth(33) * 1e-30)
+    # values that halves cannot hold
+    compare(name, query, key, value * 1e-30)
+    compare(name, query, key, value * 1e30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_wide_heads_are_computed_too(name):
+    compare(name, *draw(Shape((1,), 10, 70, 70, 80), torch.float32))
+
+
+@pytest.mark.parametrize("name", ["add_laplace", "add_bump"])
+def test_rows_of_hardly_any_weight_keep_their_digits(name):
+    query, key, value = draw(Shape((1,), 70, 130, 40, 8), torch.float32)
+    query[:, 3] = 12.0
+    query[:, 3, 0] = key[:, 7, 0] + 1.0
+    actual, wanted = compare(name, query, key, value)
+    assert_close(actual[:, 3], wanted[:, 3], FORWARD[torch.float32])
+
+
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["query", "key", "value"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=str)
+def test_a_bad_number_spoils_its_head_and_no_other(which, bad):
+    inputs = draw(Shape((2,), 10, 70, 33, 8), torch.float32)
+    inputs[which][1, -1, 2] = bad
+    output = sortattn.kernel_attention(*inputs, "add_bump", is_causal=True, backend="tiled")
+    assert output[1].isnan().all()
+    assert output[0].isfinite().all()
