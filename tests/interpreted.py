@@ -135,9 +135,9 @@ def matrix():
         extra = correction.correct(sample, nodes, tau, *slope_jumps(kernel), numbers.exponential)
         difference = nodes.double()[..., :, None] - nodes.double()[..., None, :]
         plain = kernel.univariate(difference / tau.double()[:, None, None, None])
-        assert_close(
-            phi[..., :count, :count].double() - plain, extra, 1e-3 if extra.any() else 1.0, scale=extra.norm() + 1e-3
-        )
+        found = phi[..., :count, :count].double() - plain
+        # the kernel itself is in float32, and some corrections are zero
+        assert_close(found, extra, 1e-3, scale=1e-2)
 
 
 def operators():

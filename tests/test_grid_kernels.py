@@ -38,6 +38,10 @@ def test_output_and_gradients_are_those_of_the_surrogate(name, dtype, dims):
     interpret("gradients", name, dtype, dims)
 
 
+def test_the_kernel_between_nodes_is_corrected_as_by_torch():
+    interpret("matrix")
+
+
 def test_masks_groups_and_what_is_no_number():
     interpret("masks")
 

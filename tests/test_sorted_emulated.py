@@ -13,11 +13,11 @@ import sortattn
 from sortattn.ops.sorted import api, cuda, quotient
 from sortattn.ops.sorted.quotient import _SOURCE as QUOTIENT
 
-from . import emulator
 from .cases import BOX, CASES
+from .emulation.emulator import AVAILABLE, EmulatedKernel
 
 pytestmark = [
-    pytest.mark.skipif(emulator.COMPILER is None, reason="the emulator is compiled with g++"),
+    pytest.mark.skipif(not AVAILABLE, reason="the emulator is compiled with g++ on Linux"),
     pytest.mark.usefixtures("cpu_only"),
 ]
 KERNELS = {
@@ -32,7 +32,7 @@ KERNELS = {
 @pytest.fixture
 def emulated(monkeypatch):
     """Sends sorted calls on CPU tensors through the code for GPUs, a small one with emulated kernels."""
-    monkeypatch.setattr(cuda, "Kernel", emulator.EmulatedKernel)
+    monkeypatch.setattr(cuda, "Kernel", EmulatedKernel)
     monkeypatch.setattr(cuda, "_device", lambda device: (1, 50 << 20))
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(api, "walker", lambda device: cuda)
@@ -133,7 +133,7 @@ def test_quotients_match_what_the_operators_do_on_a_cpu(floor):
     query[1, 7, 2], key[2, 3, 1] = math.nan, math.inf
     unfit = torch.zeros(problems, group, dtype=torch.int32)
     defines = (("REAL", "double"),)
-    emulator.EmulatedKernel(QUOTIENT, "look", defines)(
+    EmulatedKernel(QUOTIENT, "look", defines)(
         (problems * (group + 2) * 3,), 256, query, key, value, unfit, rows * 4, 7 * 4, 7 * 4, group, 3
     )
     assert torch.equal(unfit != 0, quotient.unfit(query, key, value, group) != 0)
@@ -146,12 +146,12 @@ def test_quotients_match_what_the_operators_do_on_a_cpu(floor):
     total[0, 0], total[0, 1] = 0.0, 1e-310
     number, found = problems * group * rows, torch.empty_like(sums)
     blocks = (math.ceil(number / 8),)
-    emulator.EmulatedKernel(QUOTIENT, "divide", defines)(
+    EmulatedKernel(QUOTIENT, "divide", defines)(
         blocks, 256, sums, total, unfit, found, number, rows, channels, channels, floor
     )
     torch.testing.assert_close(found, quotient.quotient(sums, total, unfit, floor), equal_nan=True)
     by_sums, by_total = torch.empty_like(sums), torch.empty_like(total)
-    emulator.EmulatedKernel(QUOTIENT, "divide_backward", defines)(
+    EmulatedKernel(QUOTIENT, "divide_backward", defines)(
         blocks, 256, grad, sums, total, unfit, by_sums, by_total, number, rows, channels, floor
     )
     for got, wanted in zip(

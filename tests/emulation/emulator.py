@@ -1,53 +1,72 @@
-"""CUDA sources run on the CPU, thread by thread: slow, and enough to see whether a kernel computes what it should."""
+"""CUDA sources run on the CPU, thread by thread: slow, and enough to see whether a kernel computes what it should.
+
+What it cannot show is whether warps that run at a time disturb each other: blocks run one after the other.
+"""
 
 import ctypes
+import functools
+import platform
 import re
+import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from torch import Tensor
 
-from sortattn.cuda.compile import _text
-from sortattn.cuda.launch import Kernel
+from sortattn.cuda.compile import Defines, _text
 
-_HEADER = Path(__file__).with_name("device.h")
+COMPILER = shutil.which("g++")
+AVAILABLE = COMPILER is not None and platform.machine() == "x86_64" and platform.system() == "Linux"
+# a kernel's name and its parameters
+_ENTRY = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(([^)]*)\) {')
 
 
-class Emulator:
-    """A kernel as a function of its grid, its block and its arguments, compiled by g++ into `folder`."""
+class EmulatedKernel:
+    """In place of a `Kernel`, for tensors on the CPU; `twins` is a header with what the source has in assembly."""
 
-    def __init__(self, kernel: Kernel, folder: Path):
-        text = _text(kernel.source)
-        # the functions with assembly have twins in the header
-        parts = re.split(r"(?m)^(?=inline |template |struct |extern |constexpr |static_assert|//|#)", text)
-        text = "".join(part for part in parts if not (part.startswith("inline") and "asm" in part))
-        (parameters,) = re.findall(rf"\b{kernel.entry}\(([^)]*)\) {{", text)
-        names = ", ".join(re.findall(r"(\w+)(?:,|$)", parameters))
-        macros = "".join(f"#define {name} {value}\n" for name, value in kernel.defines)
-        launcher = f"""
-extern "C" void launch(int blocks, int threads, {parameters}) {{
-    gridDim = {{unsigned(blocks), 1, 1}};
-    for (int b = 0; b < blocks; ++b) {{
-        blockIdx = {{unsigned(b), 0, 0}};
-        kernel = [&] {{ {kernel.entry}({names}); }};
-        run_block(threads);
-    }}
-}}
-"""
-        source, library = folder / "kernel.cpp", folder / "kernel.so"
-        source.write_text(f'#include "{_HEADER}"\n{macros}{text}{launcher}')
-        subprocess.run(
-            ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", str(library), str(source)], check=True
-        )
-        self._launch = ctypes.CDLL(str(library)).launch
+    def __init__(self, source: Path, entry: str, defines: Defines = (), twins: str | None = None):
+        self._launch = getattr(_library(source, tuple(defines), twins), f"launch_{entry}")
 
     def __call__(self, grid: tuple[int, ...], block: int, *arguments: Tensor | int | float | None, shared: int = 0):
         """As a `Kernel` is called."""
-        self._launch(grid[0], block, *map(_argument, arguments))
+        width, height = (*grid, 1)[:2]
+        self._launch(ctypes.c_long(width), ctypes.c_long(height), ctypes.c_int(block), *map(_argument, arguments))
+
+
+@functools.cache
+def _library(source: Path, defines: Defines, twins: str | None) -> ctypes.CDLL:
+    """The source behind the emulator's header, and a function that launches each of its kernels."""
+    text = _text(source)
+    if twins is not None:
+        parts = re.split(r"(?m)^(?=inline |template |struct |extern |constexpr |static_assert|//|#)", text)
+        text = "".join(part for part in parts if not (part.startswith("inline") and "asm" in part))
+    launchers = []
+    for entry, parameters in _ENTRY.findall(text):
+        names = ", ".join(re.findall(r"(\w+)(?:,|$)", parameters))
+        launchers.append(
+            f'extern "C" void launch_{entry}(long width, long height, int block, {parameters}) {{\n'
+            f"    emulator::launch(width, height, block, [=]() {{ {entry}({names}); }});\n}}"
+        )
+    # its size is for a launch to decide: as much as there can be
+    text = re.sub(r"extern __shared__ ([^;]*)\[\];", r"alignas(128) static \1[1 << 18];", text)
+    headers = [f'#include "{Path(__file__).with_name(name)}"' for name in ("threads.h", twins) if name]
+    macros = [f"#define {name} {value}" for name, value in defines]
+    folder = Path(tempfile.mkdtemp(prefix="emulated"))
+    code, library = folder / f"{source.stem}.cpp", folder / f"{source.stem}.so"
+    code.write_text("\n".join([*headers, *macros, text, *launchers]))
+    # a product and a sum are rounded one by one, as the kernels ask where it matters
+    command = [COMPILER, "-O1", "-ffp-contract=off", "-std=c++17", "-w", "-shared", "-fPIC", "-o", library, code]
+    try:
+        subprocess.run(command, check=True)
+        return ctypes.CDLL(str(library))
+    finally:
+        shutil.rmtree(folder)
 
 
 def _argument(argument: Tensor | int | float | None):
     if isinstance(argument, Tensor):
+        assert argument.is_contiguous()
         return ctypes.c_void_p(argument.data_ptr())
     if isinstance(argument, float):
         return ctypes.c_double(argument)

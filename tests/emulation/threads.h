@@ -1,6 +1,6 @@
 // A block of CUDA threads on one CPU thread: every thread is a fibre that runs until it waits for others.
 //
-// Enough of CUDA for the kernels of this package; they are compiled as they are, behind this header.
+// Enough of CUDA for the kernels of this package, which are compiled behind this header.
 #include <ucontext.h>
 
 #include <cmath>
@@ -12,8 +12,9 @@
 #define __global__
 #define __shared__ static
 #define __launch_bounds__(...)
+#define __align__(bytes) __attribute__((aligned(bytes)))
 
-struct Place {
+struct Coordinates {
     unsigned x, y, z;
 };
 struct int2 {
@@ -33,7 +34,7 @@ bool flags[MOST];
 std::function<void()> kernel;
 } // namespace emulator
 
-static Place threadIdx, blockIdx, blockDim, gridDim;
+static Coordinates threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulator {
 inline void switch_to(int next) { me = next, threadIdx.x = next; }
@@ -127,11 +128,11 @@ inline unsigned __ballot_sync(unsigned, bool mine) {
     return emulator::fold(unsigned(mine) << emulator::lane(), [](unsigned a, unsigned b) { return a | b; });
 }
 inline bool __any_sync(unsigned mask, bool mine) { return __ballot_sync(mask, mine) != 0; }
-inline unsigned __reduce_min_sync(unsigned, unsigned x) {
-    return emulator::fold(x, [](unsigned a, unsigned b) { return a < b ? a : b; });
+template <typename T> T __reduce_min_sync(unsigned, T x) {
+    return emulator::fold(x, [](T a, T b) { return a < b ? a : b; });
 }
-inline unsigned __reduce_max_sync(unsigned, unsigned x) {
-    return emulator::fold(x, [](unsigned a, unsigned b) { return a < b ? b : a; });
+template <typename T> T __reduce_max_sync(unsigned, T x) {
+    return emulator::fold(x, [](T a, T b) { return a < b ? b : a; });
 }
 inline unsigned __reduce_or_sync(unsigned, unsigned x) {
     return emulator::fold(x, [](unsigned a, unsigned b) { return a | b; });

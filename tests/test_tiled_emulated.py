@@ -1,9 +1,6 @@
 """The forward kernel of the tiled backend, run on the CPU: every path through it, against the definition in float64."""
 
 import contextlib
-import platform
-import shutil
-from functools import lru_cache
 
 import pytest
 import torch
@@ -13,12 +10,9 @@ from sortattn.ops.tiled import cuda
 
 from .cases import CASES, Shape, assert_close, draw
 from .definition import FORWARD
-from .emulation.emulator import Emulator
+from .emulation.emulator import AVAILABLE, EmulatedKernel
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or platform.machine() != "x86_64" or platform.system() != "Linux",
-    reason="needs g++ on Linux, and its halves",
-)
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs g++ on Linux, and its halves")
 
 NAMES = [
     "add_riesz", "add_laplace", "add_bump", "laplace", "riesz", "matern52",
@@ -26,11 +20,16 @@ NAMES = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def emulated(tmp_path_factory):
+@pytest.fixture
+def emulated():
     """`cuda.kernel_of` for the CPU."""
     honest = cuda.kernel_of
-    return lru_cache(lambda *key: Emulator(honest(*key), tmp_path_factory.mktemp("emulated")))
+
+    def kernel_of(*key):
+        kernel = honest(*key)
+        return EmulatedKernel(kernel.source, kernel.entry, kernel.defines, "tiled.h")
+
+    return kernel_of
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,58 @@
+// What the tiled kernels need of CUDA beside threads, and twins of their functions with assembly.
+#include <algorithm>
+
+using std::exp, std::exp2, std::fabs, std::fmax, std::fmin, std::frexp, std::ldexp, std::sqrt;
+
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct alignas(8) float2 {
+    float x, y;
+};
+
+// ---- numbers
+
+static int __float_as_int(float x) { return reinterpret<int>(x); }
+static float __saturatef(float x) { return x > 0 ? x < 1 ? x : 1 : 0; }
+static int __float2int_rn(float x) { return lrintf(x); }
+
+// ---- in place of functions with assembly
+
+static float power_of_two(float x) { return exp2f(x); }
+static void copy(float *to, const float *from, int bytes) {
+    for (int i = 0; i < 4; ++i) to[i] = i * 4 < bytes ? from[i] : 0;
+}
+static void copy_one(float *to, const float *from, int bytes) { *to = bytes ? *from : 0; }
+static void arrive() {}
+static int distance_and_sum(float s, float t, int sum) { return sum + std::abs(__float_as_int(s) - __float_as_int(t)); }
+
+static unsigned pack(float x, float y) {
+    return reinterpret<unsigned short>(_Float16(x)) | unsigned(reinterpret<unsigned short>(_Float16(y))) << 16;
+}
+static float half_of(unsigned both, int which) { return reinterpret<_Float16>((unsigned short)(both >> 16 * which)); }
+static void split(float x, float y, unsigned &large, unsigned &small) {
+    large = pack(x, y);
+    small = pack(x - half_of(large, 0), y - half_of(large, 1));
+}
+
+static unsigned fragments[32][32][6];
+
+static void multiply_halves(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    unsigned (&warp)[32][6] = fragments[emulator::me / 32];
+    int lane = emulator::me % 32;
+    std::copy(a, a + 4, warp[lane]);
+    std::copy(b, b + 2, warp[lane] + 4);
+    emulator::wait_for_warp();
+    for (int e = 0; e < 4; ++e) {
+        int row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
+        double sum = sums[e];
+        for (int k = 0; k < 16; ++k) {
+            unsigned left = warp[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+            unsigned right = warp[column * 4 + k % 8 / 2][4 + k / 8];
+            sum += double(half_of(left, k % 2)) * half_of(right, k % 2);
+        }
+        sums[e] = sum;
+    }
+    emulator::wait_for_warp();
+}
+static void multiply(float &, float &, float &, float &, const unsigned (&)[4], const unsigned (&)[2]);

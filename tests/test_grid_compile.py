@@ -1,0 +1,73 @@
+"""The grid's Triton kernels compile for an NVIDIA GPU, which takes no GPU.
+
+The interpreter accepts what a compiler does not.
+"""
+
+import os
+
+import pytest
+import torch
+
+from sortattn.kernels import resolve
+
+triton = pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="nothing is compiled there")
+
+_TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
+
+
+class Compiler:
+    """Stands in for a kernel: compiles what is launched, once for all arguments of the same kind, and runs nothing."""
+
+    def __init__(self, kernel, seen):
+        self.kernel, self.seen = kernel, seen
+
+    def __getitem__(self, grid):
+        return self.launch
+
+    def launch(self, *arguments, num_warps=4, num_stages=3, **constants):
+        names = self.kernel.arg_names
+        values = dict(zip(names, arguments, strict=False))
+        kinds = {name: _kind(values[name]) if name in values else "constexpr" for name in names}
+        key = (self.kernel.__name__, *kinds.values(), *map(str, constants.values()))
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        source = triton.compiler.ASTSource(
+            fn=self.kernel,
+            signature=kinds,
+            constexprs={(names.index(name),): value for name, value in constants.items()},
+        )
+        target = triton.backends.compiler.GPUTarget("cuda", 90, 32)
+        triton.compile(source, target=target, options={"num_warps": num_warps, "num_stages": num_stages})
+
+
+def _kind(value) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"*{_TYPES[value.dtype]}"
+    return "i32" if isinstance(value, int) else "fp32"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "dtype", "masked"),
+    [("add_riesz", torch.bfloat16, False), ("add_laplace", torch.float16, True), ("add_bump", torch.float32, False)],
+)
+def test_all_kernels_compile(name, dtype, masked, monkeypatch, tmp_path):
+    from sortattn.ops.grid.gpu import launch
+    from sortattn.ops.grid.gpu.backward import backward
+    from sortattn.ops.grid.gpu.forward import forward
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    seen = set()
+    for kernel in [part for part in dir(launch) if part.endswith("_kernel")]:
+        monkeypatch.setattr(launch, kernel, Compiler(getattr(launch, kernel), seen))
+    query, key, value = (torch.zeros(2, 64, 16, dtype=dtype) for _ in range(3))
+    weight = torch.ones(2, 64) if masked else None
+    kernel = resolve(name)
+    found = forward(query, key, value, weight, torch.ones(2), launch.formula(kernel, query.device), 16, 1, True)
+    # nothing has run: whatever is in memory must do for what comes between kernels
+    found.grid.nodes.copy_(torch.arange(16.0))
+    state = (found.out, found.totals, found.grid, found.tables, found.flags)
+    backward(value, query, key, value, weight, *state, kernel, torch.empty(0), True, True)
+    assert {key[0] for key in seen} >= {"nodes_kernel", "collect_kernel", "read_kernel", "slopes_kernel"}
