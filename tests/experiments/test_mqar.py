@@ -1,19 +1,21 @@
 """Multi-query associative recall: the task, the model, and the command around them."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from sortattn.cli import main
 from sortattn.experiments.mqar import command
-from sortattn.experiments.mqar.command import Row, best
+from sortattn.experiments.mqar.command import Row, accuracy_table, best
 from sortattn.experiments.mqar.model import make_model
 from sortattn.experiments.mqar.plot import draw
 from sortattn.experiments.mqar.task import NOTHING, length_for, make_batch
 from sortattn.experiments.mqar.training import Run, Trainer, make_trainer, rate_at
 from sortattn.records import read
 
+ROOT = Path(__file__).parents[2]
 RUN = Run("softmax", 4, 32, 1e-2, 0, 32, 64, 2, 1, 64, 400, "cpu")
 
 
@@ -204,3 +206,10 @@ def test_wrong_wishes_are_refused(tmp_path, capsys, wish, message):
     assert main(["mqar", "--out", str(tmp_path), "--threads", "1", *wish]) == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["mqar-h200", "mqar-cpu"])
+def test_the_document_shows_the_committed_sweeps(name):
+    rows = read(ROOT / "benchmarks" / "results" / f"{name}.csv", Row)
+    assert len({row.key for row in rows}) == len(rows)
+    assert accuracy_table(rows, "markdown") in (ROOT / "docs" / "experiments.md").read_text()
