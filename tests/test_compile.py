@@ -1,5 +1,6 @@
 """`torch.compile(fullgraph=True)` with lengths that change: no graph break, no recompilation, right gradients."""
 
+import importlib.util
 import shutil
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch._dynamo.utils import counters
 
 import sortattn
+from sortattn.cuda import support
 
 from .cases import CASES, Shape, assert_close, cotangent, draw, leaves, refusal
 from .definition import FORWARD, GRADIENT
@@ -171,3 +173,10 @@ def test_inductor_compiles_forward_and_backward():
     agree(run(fast, shapes[0], "cpu"), run(call, shapes[0], "cpu"))
     with no_more_graphs():
         agree(run(fast, shapes[1], "cpu"), run(call, shapes[1], "cpu"))
+
+
+def test_whether_a_device_can_launch_kernels_is_a_constant_to_the_compiler(monkeypatch):
+    # what finds that out looks for packages, which the compiler cannot follow
+    monkeypatch.setattr(support, "_trouble", lambda device: None if importlib.util.find_spec("torch") else "no torch")
+    call = torch.compile(lambda x: x + (1.0 if support.trouble(0) is None else 2.0), fullgraph=True, backend="eager")
+    assert call(torch.zeros(2)).tolist() == [1.0, 1.0]

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+from collections.abc import Callable
 
 import torch
 
@@ -9,7 +10,13 @@ import torch
 _LEAST = (8, 0)
 
 
-@torch.compiler.assume_constant_result
+def constant(function: Callable) -> Callable:
+    """`torch.compiler.assume_constant_result`, which would bring the whole compiler along."""
+    function._dynamo_marked_constant = True
+    return function
+
+
+@constant
 def trouble(device: int) -> str | None:
     """Why not, or None if they can."""
     # a function of its own: what is kept would hide from torch.compile that this is constant

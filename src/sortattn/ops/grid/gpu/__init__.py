@@ -1,12 +1,13 @@
 """The grid in Triton: places between nodes, ramps and hats made in registers, products on tensor cores."""
 
-import functools
 import os
+import sys
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from ....cuda.support import constant
 from ....validation import Problem
 
 # a program sorts the sample of one dimension in its registers: more nodes are left to torch's operations
@@ -24,9 +25,9 @@ def serves(problem: Problem, count: int) -> bool:
 
 def here(tensor: Tensor) -> bool:
     """Whether there are kernels for the device of a tensor: a GPU, or the CPU if Triton's interpreter is asked for."""
-    return _available() and (tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
+    return (tensor.is_cuda or os.environ.get("TRITON_INTERPRET") == "1") and _available()
 
 
-@functools.cache
+@constant
 def _available() -> bool:
-    return find_spec("triton") is not None
+    return "triton" in sys.modules or find_spec("triton") is not None
