@@ -1,6 +1,5 @@
 """`torch.compile(fullgraph=True)` with lengths that change: no graph break, no recompilation, right gradients."""
 
-import importlib.util
 import shutil
 
 import pytest
@@ -176,7 +175,11 @@ def test_inductor_compiles_forward_and_backward():
 
 
 def test_whether_a_device_can_launch_kernels_is_a_constant_to_the_compiler(monkeypatch):
-    # what finds that out looks for packages, which the compiler cannot follow
-    monkeypatch.setattr(support, "_trouble", lambda device: None if importlib.util.find_spec("torch") else "no torch")
+    # what finds that out looks for files, which the compiler cannot follow
+    def look(device):
+        with open(__file__) as file:
+            return None if file.read() else "nothing there"
+
+    monkeypatch.setattr(support, "_trouble", look)
     call = torch.compile(lambda x: x + (1.0 if support.trouble(0) is None else 2.0), fullgraph=True, backend="eager")
     assert call(torch.zeros(2)).tolist() == [1.0, 1.0]
