@@ -1,6 +1,7 @@
 """Distillation of small models: what is learned, by which rates, and that a run continues as if never interrupted."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -253,6 +254,10 @@ def test_two_processes_are_one_with_twice_the_batches(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [*torchrun, str(script), str(tmp_path / "two")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if "terminate called without an active exception" in done.stderr:
+        # a thread of torch's own, as a process ends that has finished its work: seen once in dozens of runs
+        shutil.rmtree(tmp_path / "two")
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     _, student = run(tmp_path / "one", settings=d.Settings(accumulation=2))
     kernel = "sortattn_add_laplace"
