@@ -109,8 +109,15 @@ def test_sided_and_separable_parts_make_up_the_gram_matrix(case):
     # multiples of 1/4, so that nodes are hit
     query, key = (torch.randint(-12, 13, (rows, 3)).double() / 4 for rows in (40, 50))
     for bandwidth in (1.0, 0.5, torch.tensor([[2.0]], dtype=torch.float64)):
-        differences = (query[:, None] - key[None]) / (bandwidth if isinstance(bandwidth, float) else bandwidth.item())
-        total = evaluate(kernel, differences).sum(-1)
+        scale = bandwidth if isinstance(bandwidth, float) else bandwidth.item()
+        s, t = query[:, None] / scale, key[None] / scale
+        terms = kernel.terms()
+        if terms.folded:
+            # points of one sign see each other, and the constant is for all
+            sided = evaluate(kernel, s.abs() - t.abs()) - evaluate(kernel, s.abs())
+            total = torch.where(s * t > 0, sided, 0.0).sum(-1) + terms.constant * query.shape[1]
+        else:
+            total = evaluate(kernel, s - t).sum(-1)
         parts = kernel.separable(query, key, bandwidth)
         if parts is not None:
             total = total + parts[0][:, None] + parts[1][None]

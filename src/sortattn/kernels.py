@@ -230,12 +230,6 @@ class AddRiesz(SidedKernel):
         terms = _spline_terms([0.0], torch.tensor([[0.0, -2.0]], dtype=torch.float64), compact=False)
         return replace(terms, folded=1, constant=RIESZ_EPSILON)
 
-    def separable(self, query, key, bandwidth):
-        scale = bandwidth[..., 0] if isinstance(bandwidth, Tensor) else bandwidth
-        norms = [points.abs().sum(-1) for points in (query, key)]
-        row = (norms[0] + query.sum(-1)) / scale + RIESZ_EPSILON * query.shape[-1]
-        return row, (norms[1] - key.sum(-1)) / scale
-
 
 class PolynomialExponential(SidedKernel):
     """`f(u) = p(|u|) e^(-|u|)` with `p(x) = sum_i coefficients[i] x^i`; Matern kernels are among them.

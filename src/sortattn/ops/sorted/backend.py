@@ -57,10 +57,8 @@ def _part(problem: Problem, kernel: SidedKernel) -> tuple[Tensor, Tensor]:
     if isinstance(tau, Tensor):
         bandwidth, tau = tau.to(torch.float64).reshape(-1), 0.0
     terms = kernel.terms()
-    parts = None
-    if not terms.folded:
-        # it comes first, so that the backward pass comes to it last, when the sorted sums hold no memory
-        parts = kernel.separable(query, key, problem.bandwidth)
+    # it comes first, so that the backward pass comes to it last, when the sorted sums hold no memory
+    parts = kernel.separable(query, key, problem.bandwidth)
     if parts is not None:
         row, column = parts
         weight = value.new_ones(value.shape[:2]) if problem.weight is None else problem.weight
