@@ -8,7 +8,7 @@ import torch
 
 from sortattn.cli import main
 from sortattn.experiments.text import command
-from sortattn.experiments.text.batches import PassageBatches
+from sortattn.experiments.text.batches import Prepared
 
 
 def distill(teacher, data, out, *options):
@@ -23,21 +23,21 @@ def student(out):
 
 def interrupt_after(monkeypatch, count):
     left = iter(range(count))
-    draw = PassageBatches.texts
+    draw = Prepared.__call__
 
-    def texts(self, number):
+    def batch(self, number):
         if next(left, None) is None:
             raise KeyboardInterrupt
         return draw(self, number)
 
-    monkeypatch.setattr(PassageBatches, "texts", texts)
+    monkeypatch.setattr(Prepared, "__call__", batch)
 
 
 def test_distil_and_evaluate_to_the_end(teacher, sts, cranfield, qmsum, tmp_path, capsys):
     out = tmp_path / "run"
     assert distill(teacher, qmsum, out, "--learn-bandwidth") == 0
     printed = capsys.readouterr().out
-    assert "layerwise: loss" in printed
+    assert "add_laplace, layerwise: loss" in printed
     assert f"Student: {out / 'end-to-end'}" in printed
     assert (out / "losses.png").exists()
     tasks = ["--sts", str(sts), "--cranfield", str(cranfield), "--qmsum", str(qmsum), "--lengths", "16", "48"]

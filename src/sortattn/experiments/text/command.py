@@ -1,113 +1,27 @@
-"""`sortattn text`: from the options to a student, its losses and its scores."""
+"""`sortattn text eval` and `sortattn text pareto`: from the options to scores and times."""
 
-import os
-import sys
 import time
-import zlib
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-
-import torch
 
 from ...bench.command import check_names, usable_device
 from ...bench.machine import now
 from ...bench.progress import progress
 from ...bench.run import use_threads
 from ...choose import NAMES
-from ...distill import END_TO_END, LAYERWISE, EndToEnd, Layerwise, Settings, distill, pair, parallel
-from ...distill.plot import save_curves
 from ...errors import CommandError
 from ...kernels import KERNELS
 from ...table import render
 from . import pareto
-from .batches import PassageBatches
-from .data import Pairs, Report, Retrieval, read_cranfield, read_passages, read_qmsum, read_sts
+from .data import Pairs, Report, Retrieval, read_cranfield, read_qmsum, read_sts, show
 from .encoder import Encoder, load, saved_kernel
 from .evaluate import first, retrieval, similarity, texts
 from .results import Question, Result, Results
 
 # tokens of a sentence or an abstract; meetings have lengths of their own
 TOKENS = 512
-SHOWN = 5
-
-
-def distill_text(options: Namespace) -> int:
-    """Distils what the options ask for; returns the exit code."""
-    check_names("kernel", [options.kernel], list(KERNELS))
-    if options.smoke:
-        options.layerwise_steps = options.end_to_end_steps = 4
-        options.tokens, options.batch, options.every = 32, 4, 2
-    device = _own_device(options.device)
-    use_threads(options.threads)
-    parallel.start(torch.device(device))
-    try:
-        return _distill(options, device)
-    except KeyboardInterrupt:
-        print(f"\nInterrupted. The same command continues from the last checkpoint in {options.out}.", file=sys.stderr)
-        return 130
-    except OSError as error:
-        raise CommandError(
-            f"{error}; the last checkpoint in {options.out} is valid, the same command continues"
-        ) from error
-    finally:
-        parallel.stop()
-
-
-def _distill(options: Namespace, device: str) -> int:
-    report = Report()
-    passages = [text for path in options.data for text in read_passages(path, report)]
-    _show(report)
-    if not passages:
-        raise CommandError(f"found no texts in {', '.join(map(str, options.data))}")
-    model, tokenizer = load(options.teacher, tokens=options.tokens, device=device)
-    try:
-        teacher, student = pair(model, options.kernel, options.bandwidth, options.learn_bandwidth)
-    except ValueError as error:
-        raise CommandError(str(error)) from error
-    batches = PassageBatches(
-        passages, tokenizer, size=options.batch, tokens=options.tokens, seed=options.seed, prefixes=options.prefixes
-    )
-    stages = [
-        (replace(LAYERWISE, steps=options.layerwise_steps), Layerwise(teacher, student)),
-        (replace(END_TO_END, steps=options.end_to_end_steps), EndToEnd(teacher, student)),
-    ]
-    settings = Settings(options.precision, options.accumulation, options.clip, options.every)
-    names = ("teacher", "kernel", "bandwidth", "learn_bandwidth", "tokens", "batch", "seed", "prefixes")
-    about = {**{name: getattr(options, name) for name in names}, "data": _digest(passages)}
-    rows = distill(
-        student,
-        stages,
-        batches,
-        options.out,
-        settings,
-        about=about,
-        finish=lambda path: tokenizer.save_pretrained(path),
-    )
-    if rows:
-        _say_where(rows, options.out)
-    return 0
-
-
-def _digest(passages: list[str]) -> str:
-    """Their number and a sum over them: other texts are another run."""
-    total = 0
-    for text in passages:
-        total = zlib.crc32(text.encode(), total)
-    return f"{len(passages)} texts, {total:08x}"
-
-
-def _say_where(rows: list, folder: Path) -> None:
-    for stage in dict.fromkeys(row.stage for row in rows):
-        losses = [row.loss for row in rows if row.stage == stage]
-        print(f"{stage}: loss {losses[0]:.3g} at the first step, {losses[-1]:.3g} at the last of {len(losses):,}")
-    try:
-        save_curves(rows, folder / "losses.png")
-        print(f"Losses: {folder / 'losses.csv'}, {folder / 'losses.png'}")
-    except ImportError:
-        print(f"Losses: {folder / 'losses.csv'}; curves need matplotlib: pip install 'sortattn[bench]'")
-    print(f"Student: {folder / END_TO_END.name}")
 
 
 def evaluate_text(options: Namespace) -> int:
@@ -197,7 +111,7 @@ def _tasks(options: Namespace) -> Iterator[tuple[Question, Pairs | Retrieval]]:
     tasks += [(read_cranfield(options.cranfield, report), TOKENS)] if options.cranfield else []
     meetings = [read_qmsum(path, report) for path in options.qmsum]
     tasks += [(task, tokens) for tokens in sorted(set(options.lengths)) for task in meetings]
-    _show(report)
+    show(report)
     for task, tokens in tasks:
         task = task if options.limit is None else first(task, options.limit)
         kernel = options.kernel or saved_kernel(options.model)
@@ -229,15 +143,3 @@ def _show_results(rows: list[Result], path: Path) -> None:
     ]
     print(render(header, lines, "text", left=1))
     print(f"\nResults: {path}")
-
-
-def _show(report: Report) -> None:
-    for problem in report.problems[:SHOWN]:
-        print(problem, file=sys.stderr)
-    if len(report.problems) > SHOWN:
-        print(f"... and {len(report.problems) - SHOWN} more lines", file=sys.stderr)
-
-
-def _own_device(name: str) -> str:
-    """The device of this process, of several on one machine."""
-    return usable_device(f"cuda:{os.environ['LOCAL_RANK']}" if name == "cuda" and "LOCAL_RANK" in os.environ else name)

@@ -16,7 +16,7 @@ def add_text(commands, count) -> None:
 
 
 def _distill(options: argparse.Namespace) -> int:
-    from .command import distill_text
+    from .distillation import distill_text
 
     return distill_text(options)
 
@@ -42,18 +42,29 @@ def _add_distill(kinds, count) -> None:
         "uses several devices.",
     )
     command.add_argument("teacher", help="folder of a Hugging Face encoder with its tokenizer, or a name on the hub")
-    command.add_argument("--kernel", default="add_laplace", metavar="NAME", help="default: %(default)s")
+    command.add_argument(
+        "--kernel", nargs="+", default=["add_laplace"], metavar="NAME",
+        help="several learn side by side, each in a folder of its own; default: add_laplace",
+    )  # fmt: skip
     command.add_argument("--bandwidth", type=float, metavar="TAU", help="default: the kernel's")
     command.add_argument("--learn-bandwidth", action="store_true", help="learn one bandwidth per layer and head")
     command.add_argument(
         "--data", type=Path, nargs="+", required=True, metavar="FILE",
         help="texts to learn from: .jsonl(.gz) with \"text\", an STS .csv, or plain text with a passage per line",
     )  # fmt: skip
+    command.add_argument(
+        "--join", type=count, default=1, metavar="WORDS",
+        help="join lines of a plain text that follow each other until they have so many words; default: do not",
+    )  # fmt: skip
     command.add_argument("--layerwise-steps", type=count, default=10_000, metavar="N", help="default: %(default)s")
     command.add_argument("--end-to-end-steps", type=count, default=10_000, metavar="N", help="default: %(default)s")
     command.add_argument(
         "--tokens", type=count, default=512, metavar="N", help="texts are cut here, default: %(default)s"
     )
+    command.add_argument(
+        "--lengths", type=count, nargs="+", metavar="N",
+        help="cut each batch at one of these numbers of tokens, drawn at random; default: at --tokens",
+    )  # fmt: skip
     command.add_argument("--batch", type=count, default=16, metavar="B", help="default: %(default)s")
     command.add_argument("--accumulation", type=count, default=1, metavar="N", help="batches per step, default: 1")
     command.add_argument("--clip", type=float, default=1.0, metavar="NORM", help="of gradients, default: %(default)s")
@@ -62,6 +73,9 @@ def _add_distill(kinds, count) -> None:
         "--every", type=count, default=250, metavar="N", help="steps between checkpoints, default: 250"
     )
     command.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    command.add_argument(
+        "--no-graphs", dest="graphs", action="store_false", help="on a GPU, do not replay steps as CUDA graphs"
+    )
     _add_common(command, count, Path("sortattn-text"))
     command.set_defaults(work=_distill)
 

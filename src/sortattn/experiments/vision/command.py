@@ -12,6 +12,7 @@ from ...bench.command import check_names, usable_device
 from ...bench.machine import now, this_machine, version
 from ...bench.run import use_threads
 from ...distill import END_TO_END, LAYERWISE, EndToEnd, Layerwise, Settings, Stage, distill, logit_loss, pair
+from ...distill.answers import digest
 from ...distill.work import Work
 from ...errors import CommandError
 from ...kernels import KERNELS
@@ -157,7 +158,7 @@ def _copy(session: _Session, kernel: str) -> None:
 def _layerwise(session: _Session, kernel: str) -> tuple[nn.Module, nn.Module]:
     teacher, student = session.pair(kernel)
     stage = replace(LAYERWISE, steps=session.options.layerwise_steps)
-    about = {"teacher": model.digest(teacher)}
+    about = {"teacher": digest(teacher)}
     found, seconds = session.run(stage, kernel, student, Layerwise(teacher, student), about)
     more = {"teacher": session.teacher_accuracy, "steps": stage.steps, "seconds": seconds}
     session.keep(student, kernel, stage.name, found, **more)
@@ -169,7 +170,7 @@ def _end_to_end(session: _Session, kernel: str) -> None:
     teacher, student = _layerwise(session, kernel)
     stage = replace(END_TO_END, steps=session.options.end_to_end_steps)
     before = {"layerwise_steps": session.options.layerwise_steps}
-    about = {"teacher": model.digest(teacher), **before}
+    about = {"teacher": digest(teacher), **before}
     found, seconds = session.run(stage, kernel, student, EndToEnd(teacher, student, logit_loss), about)
     more = {"teacher": session.teacher_accuracy, "steps": stage.steps, "seconds": seconds, **before}
     session.keep(student, kernel, stage.name, found, **more)

@@ -1,6 +1,5 @@
 """The vision transformer of Appendix E, as transformers has it: a class token before the patches, norms first."""
 
-import zlib
 from pathlib import Path
 
 import torch
@@ -75,14 +74,6 @@ def shape_of(model: nn.Module) -> dict[str, int]:
 def kernel_of(config) -> str:
     """The kernel that a model with this config was converted to, `own` for any other."""
     return getattr(config, ENTRY, {"kernel": "own"})["kernel"]
-
-
-def digest(model: nn.Module) -> str:
-    """A sum over the weights: another teacher is another run."""
-    total = 0
-    for tensor in model.state_dict().values():
-        total = zlib.crc32(tensor.cpu().contiguous().numpy(), total)
-    return f"{total:08x}"
 
 
 def _refuse_other_task(folder: Path, config) -> None:
