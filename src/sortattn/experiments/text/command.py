@@ -3,7 +3,7 @@
 import time
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from ...bench.command import check_names, usable_device
@@ -26,8 +26,7 @@ TOKENS = 512
 
 def evaluate_text(options: Namespace) -> int:
     """Evaluates what the options ask for; returns the exit code."""
-    if options.kernel is not None:
-        check_names("kernel", [options.kernel], list(KERNELS))
+    check_names("kernel", options.kernel, list(KERNELS))
     if options.smoke:
         options.limit, options.lengths = 4, [64]
     device = usable_device(options.device)
@@ -36,16 +35,14 @@ def evaluate_text(options: Namespace) -> int:
     asked = list(_tasks(options))
     if not asked:
         raise CommandError("expected something to evaluate on: --sts FILE, --cranfield FOLDER or --qmsum FILE")
-    encoders: dict[int, Encoder] = {}
+    encoder = None
     with progress(sum(texts(task) for _, task in asked)) as advance:
         for question, task in asked:
             if question in results:
                 advance(f"{question.task}: in {results.path} already", texts(task))
                 continue
-            if question.tokens not in encoders:
-                # positions may be stretched for another length: one model at a time
-                encoders = {question.tokens: _encoder(question, options, device)}
-            results.add(_answer(encoders[question.tokens], question, task, device, advance))
+            encoder = _encoder(question, device, encoder)
+            results.add(_answer(encoder, question, task, device, advance))
     wanted = [question for question, _ in asked]
     _show_results([row for row in results.rows if row.question in wanted], results.path)
     return 0
@@ -112,15 +109,21 @@ def _tasks(options: Namespace) -> Iterator[tuple[Question, Pairs | Retrieval]]:
     meetings = [read_qmsum(path, report) for path in options.qmsum]
     tasks += [(task, tokens) for tokens in sorted(set(options.lengths)) for task in meetings]
     show(report)
-    for task, tokens in tasks:
-        task = task if options.limit is None else first(task, options.limit)
-        kernel = options.kernel or saved_kernel(options.model)
-        yield Question(options.model, kernel, task.name, tokens, options.limit or 0, options.prefixes), task
+    if options.limit is not None:
+        tasks = [(first(task, options.limit), tokens) for task, tokens in tasks]
+    for model in options.model:
+        for kernel in options.kernel or [saved_kernel(model)]:
+            for task, tokens in tasks:
+                yield Question(model, kernel, task.name, tokens, options.limit or 0, options.prefixes), task
 
 
-def _encoder(question: Question, options: Namespace, device: str) -> Encoder:
-    model, tokenizer = load(options.model, tokens=question.tokens, device=device, kernel=options.kernel)
-    return Encoder(model, tokenizer, question.tokens)
+def _encoder(question: Question, device: str, last: Encoder | None) -> Encoder:
+    """An encoder for this question: the last one, if it has the same model with the same positions."""
+    if last is not None and last.serves(question.model, question.kernel, question.tokens):
+        return replace(last, tokens=question.tokens)
+    kernel = None if question.kernel == saved_kernel(question.model) else question.kernel
+    model, tokenizer = load(question.model, tokens=question.tokens, device=device, kernel=kernel)
+    return Encoder(model, tokenizer, question.tokens, question.model, question.kernel)
 
 
 def _answer(encoder: Encoder, question: Question, task, device: str, advance) -> Result:
@@ -136,10 +139,19 @@ def _answer(encoder: Encoder, question: Question, task, device: str, advance) ->
 
 
 def _show_results(rows: list[Result], path: Path) -> None:
-    header = ["task", "tokens", "metric", "value", "texts", "seconds"]
+    header = ["model", "kernel", "task", "tokens", "metric", "value", "texts", "seconds"]
     lines = [
-        [row.task, f"{row.tokens:,}", row.metric, f"{row.value:.4f}", f"{row.texts:,}", f"{row.seconds:.1f}"]
+        [
+            row.model,
+            row.kernel,
+            row.task,
+            f"{row.tokens:,}",
+            row.metric,
+            f"{row.value:.4f}",
+            f"{row.texts:,}",
+            f"{row.seconds:.1f}",
+        ]
         for row in rows
     ]
-    print(render(header, lines, "text", left=1))
+    print(render(header, lines, "text", left=3))
     print(f"\nResults: {path}")

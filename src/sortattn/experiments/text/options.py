@@ -86,8 +86,13 @@ def _add_eval(kinds, count) -> None:
         help="Spearman's correlation and nDCG@10 from local files",
         description="Evaluates an encoder. Every finished task is kept in results.csv: the same command continues.",
     )
-    command.add_argument("model", help="folder of a Hugging Face encoder with its tokenizer, or a name on the hub")
-    command.add_argument("--kernel", metavar="NAME", help="replace its attention first; default: as it was saved")
+    command.add_argument(
+        "model", nargs="+", help="folders of Hugging Face encoders with their tokenizers, or names on the hub"
+    )
+    command.add_argument(
+        "--kernel", nargs="+", default=[], metavar="NAME",
+        help="replace the attention by each of these first; default: as the model was saved",
+    )  # fmt: skip
     command.add_argument("--sts", type=Path, nargs="+", default=[], metavar="FILE", help="sentence1,sentence2,score")
     command.add_argument("--cranfield", type=Path, metavar="FOLDER", help="corpus.jsonl, queries.jsonl and qrels.txt")
     command.add_argument(
