@@ -15,7 +15,7 @@ from .replay import Batch, Recorder
 from .schedule import Stage
 from .store import Losses, Row, load_checkpoint, replace, save_checkpoint
 from .training import Settings, Training, autocast
-from .work import Work
+from .work import EXPECTED, Work
 
 # the batch with this number: the same at every call, so that a run that continues sees what it would have seen
 Batches = Callable[[int], Batch]
@@ -72,7 +72,7 @@ def distill_together(pupils: Sequence[Pupil], batches: Batches, settings: Settin
     """
     settings = settings or Settings()
     total = sum(stage.steps for pupil in pupils for stage, _ in pupil.stages)
-    with progress(total) if _leads() else contextlib.nullcontext(lambda text, steps: None) as advance:
+    with progress(total) if parallel.leads() else contextlib.nullcontext(lambda text, steps: None) as advance:
         runs = [_Run(pupil, settings, advance) for pupil in pupils]
         for place in range(len(pupils[0].stages)):
             for group in _groups([run for run in runs if run.has_to_learn(place)], place):
@@ -115,7 +115,8 @@ def _train(runs: list["_Run"], place: int, batches: Batches, settings: Settings)
             learning = [run for run in runs if run.training.step == step]
             for number in own[step * count : (step + 1) * count]:
                 batch = recorder.feed(batches(number))
-                lesson = taught(batch)
+                known = EXPECTED in batch or work.teach is None
+                lesson = batch.get(EXPECTED) if known else taught(batch)
                 for run in learning:
                     run.training.learn(batch, lesson)
             for run in learning:
@@ -142,7 +143,7 @@ class _Run:
         def known(stage: str, step: int) -> bool:
             return stage in names and (names.index(stage), step) <= self.done
 
-        self.losses = Losses(pupil.folder, known) if _leads() else None
+        self.losses = Losses(pupil.folder, known) if parallel.leads() else None
         self.training: Training | None = None
         self.seen = ""
         advance("", sum(stage.steps for stage, _ in pupil.stages[: self.done[0]]) + self.done[1])
@@ -211,7 +212,7 @@ class _Run:
             self.pupil.student.save_pretrained(draft)
             self.pupil.finish(draft)
 
-        if _leads():
+        if parallel.leads():
             replace(self.pupil.folder / stage.name, write)
         parallel.wait()
 
@@ -234,7 +235,3 @@ def _refuse_stranger(folder: Path, saved: dict | None, facts: dict) -> None:
                 f"the checkpoint in {folder} was made with {name}={there!r}, this run has {name}={here!r}; choose "
                 "another folder to keep both"
             )
-
-
-def _leads() -> bool:
-    return parallel.place()[0] == 0

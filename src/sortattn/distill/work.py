@@ -23,12 +23,11 @@ class Work(Protocol):
 
     weight_decay: float
     together: bool
+    # what the teacher says to a batch, called without gradients; None if there is no teacher
+    teach: Callable[[Batch], object] | None
 
     def groups(self) -> list[list[nn.Parameter]]:
         """The parameters that learn, clipped group by group."""
-
-    def teach(self, batch: Batch) -> object:
-        """What the teacher says to a batch; called without gradients."""
 
     def losses(self, batch: Batch, lesson: object) -> Iterator[Tensor]:
         """The losses whose gradients are added, given what the teacher says."""
@@ -105,8 +104,6 @@ class EndToEnd:
 
     def teach(self, batch: Batch) -> object:
         """The teacher's output."""
-        if EXPECTED in batch:
-            return batch[EXPECTED]
         return self.teacher(**batch, **_no_cache(self.teacher))
 
     def losses(self, batch: Batch, lesson: object) -> Iterator[Tensor]:

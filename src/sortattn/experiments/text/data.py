@@ -8,7 +8,6 @@ import math
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 
 from ...errors import CommandError
@@ -133,7 +132,7 @@ def read_passages(path: Path, report: Report, words: int = 0) -> list[str]:
     """Texts to learn from: `text` of JSON lines, the sentences of an STS file, or the longer lines of a plain text.
 
     Lines of a plain text that follow each other are joined until they have `words` words, those of one page where it is
-    a dump of a wiki.
+    a dump of a wiki; what is shorter at the end of a page is left out.
     """
     name = path.name.removesuffix(".gz")
     if name.endswith(".jsonl"):
@@ -146,11 +145,13 @@ def read_passages(path: Path, report: Report, words: int = 0) -> list[str]:
 
 def _joined(texts: Iterable[str], words: int) -> Iterator[str]:
     parts: list[str] = []
-    for line in chain(texts, [PAGE_END]):
+    for line in texts:
         if line.count(" ") >= LEAST_WORDS - 1:
             parts.append(line)
-        if parts and (line.strip() == PAGE_END or sum(part.count(" ") + 1 for part in parts) >= words):
+        complete = parts and sum(part.count(" ") + 1 for part in parts) >= words
+        if complete:
             yield "\n".join(parts)
+        if complete or line.strip() == PAGE_END:
             parts = []
 
 

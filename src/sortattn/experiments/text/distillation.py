@@ -1,17 +1,14 @@
 """`sortattn text distill`: from the options to students and their losses."""
 
-import os
-import sys
 import zlib
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from ...bench.command import check_names, usable_device
+from ...bench.command import check_names
 from ...bench.run import use_threads
 from ...distill import (
     END_TO_END,
@@ -30,6 +27,7 @@ from ...distill.plot import save_curves
 from ...distill.run import numbers
 from ...errors import CommandError
 from ...kernels import KERNELS
+from ..resumable import resumable
 from .batches import PassageBatches, Prepared
 from .data import Report, read_passages, show
 from .encoder import load
@@ -45,23 +43,11 @@ def distill_text(options: Namespace) -> int:
         options.layerwise_steps = options.end_to_end_steps = 4
         options.tokens, options.batch, options.every = 32, 4, 2
         options.lengths = options.lengths and [16, 32]
-    device = _own_device(options.device)
     use_threads(options.threads)
-    parallel.start(torch.device(device))
-    try:
-        return _distill(options, device)
-    except KeyboardInterrupt:
-        print(f"\nInterrupted. The same command continues from the last checkpoint in {options.out}.", file=sys.stderr)
-        return 130
-    except OSError as error:
-        raise CommandError(
-            f"{error}; the last checkpoint in {options.out} is valid, the same command continues"
-        ) from error
-    finally:
-        parallel.stop()
+    return resumable(options, lambda device: _distill(options, device))
 
 
-def _distill(options: Namespace, device: str) -> int:
+def _distill(options: Namespace, device: str) -> None:
     settings = Settings(options.precision, options.accumulation, options.clip, options.every, options.graphs)
     stages = [replace(LAYERWISE, steps=options.layerwise_steps), replace(END_TO_END, steps=options.end_to_end_steps)]
     ranges = [numbers(place, stage.steps, settings) for place, stage in enumerate(stages)]
@@ -90,7 +76,6 @@ def _distill(options: Namespace, device: str) -> int:
     for pupil, rows in zip(pupils, distill_together(pupils, batches, settings), strict=True):
         if rows:
             _say_where(pupil.about["kernel"], rows, pupil.folder)
-    return 0
 
 
 def _batches(options: Namespace, tokenizer, ranges: list[range]) -> tuple[str, Callable[[int], dict[str, Tensor]]]:
@@ -134,8 +119,3 @@ def _say_where(kernel: str, rows: list, folder: Path) -> None:
     except ImportError:
         print(f"Losses: {folder / 'losses.csv'}; curves need matplotlib: pip install 'sortattn[bench]'")
     print(f"Student: {folder / END_TO_END.name}")
-
-
-def _own_device(name: str) -> str:
-    """The device of this process, of several on one machine."""
-    return usable_device(f"cuda:{os.environ['LOCAL_RANK']}" if name == "cuda" and "LOCAL_RANK" in os.environ else name)

@@ -20,7 +20,9 @@ SMOKE = {
 }  # fmt: skip
 
 
-def build(shape: dict[str, int], kernel: str, bandwidth: float | None, seed: int) -> nn.Module:
+def build(
+    shape: dict[str, int], kernel: str, bandwidth: float | None, seed: int, learn_bandwidth: bool = False
+) -> nn.Module:
     """A model of this shape with random weights and kernel attention."""
     transformers = _transformers()
     config = transformers.ViTConfig(
@@ -31,7 +33,10 @@ def build(shape: dict[str, int], kernel: str, bandwidth: float | None, seed: int
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.ViTForImageClassification(config)
-    return _converted(model, kernel, bandwidth)
+    try:
+        return convert(model, kernel, bandwidth, learn_bandwidth)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
 
 
 def load(folder: Path) -> nn.Module:
@@ -87,13 +92,6 @@ def _refuse_other_shape(folder: Path, info: dict) -> None:
         if info[problem]:
             names = ", ".join(str(name) for name in sorted(info[problem], key=str)[:3])
             raise CommandError(f"the weights in {folder} are of another shape than its config: {problem} {names}")
-
-
-def _converted(model: nn.Module, kernel: str, bandwidth: float | None) -> nn.Module:
-    try:
-        return convert(model, kernel, bandwidth)
-    except ValueError as error:
-        raise CommandError(str(error)) from error
 
 
 def _transformers():

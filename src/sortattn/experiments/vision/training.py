@@ -22,6 +22,8 @@ class Scratch:
 
     weight_decay = 0.1
     together = False
+    # there is none but the labels
+    teach = None
 
     def __init__(self, model: nn.Module):
         self.model = model
@@ -29,9 +31,6 @@ class Scratch:
     def groups(self) -> list[list[nn.Parameter]]:
         """The parameters that learn, clipped together."""
         return [list(self.model.parameters())]
-
-    def teach(self, batch: dict[str, Tensor]) -> None:
-        """There is no teacher but the labels."""
 
     def losses(self, batch: dict[str, Tensor], lesson: None) -> Iterator[Tensor]:
         """The one loss of the batch."""
