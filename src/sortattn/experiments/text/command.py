@@ -14,10 +14,11 @@ from ...choose import NAMES
 from ...errors import CommandError
 from ...kernels import KERNELS
 from ...table import render
-from . import pareto
+from . import hub, pareto
 from .data import Pairs, Report, Retrieval, read_cranfield, read_qmsum, read_sts, show
 from .encoder import Encoder, load, saved_kernel
 from .evaluate import first, retrieval, similarity, texts
+from .hub import HubTask
 from .results import Question, Result, Results
 
 # tokens of a sentence or an abstract; meetings have lengths of their own
@@ -34,12 +35,14 @@ def evaluate_text(options: Namespace) -> int:
     results = Results(options.out / "results.csv", fresh=options.fresh)
     asked = list(_tasks(options))
     if not asked:
-        raise CommandError("expected something to evaluate on: --sts FILE, --cranfield FOLDER or --qmsum FILE")
+        raise CommandError(
+            "expected something to evaluate on: --sts FILE, --cranfield FOLDER, --qmsum FILE or --mteb NAME"
+        )
     encoder = None
-    with progress(sum(texts(task) for _, task in asked)) as advance:
+    with progress(sum(_size(task) for _, task in asked)) as advance:
         for question, task in asked:
             if question in results:
-                advance(f"{question.task}: in {results.path} already", texts(task))
+                advance(f"{question.task}: in {results.path} already", _size(task))
                 continue
             encoder = _encoder(question, device, encoder)
             results.add(_answer(encoder, question, task, device, advance))
@@ -102,7 +105,7 @@ def _show_pareto(points: list, results: list[Result], folder: Path) -> None:
         print("\nPlot: none; it needs matplotlib: pip install 'sortattn[bench]'")
 
 
-def _tasks(options: Namespace) -> Iterator[tuple[Question, Pairs | Retrieval]]:
+def _tasks(options: Namespace) -> Iterator[tuple[Question, Pairs | Retrieval | HubTask]]:
     report = Report()
     tasks = [(read_sts(path, report), TOKENS) for path in options.sts]
     tasks += [(read_cranfield(options.cranfield, report), TOKENS)] if options.cranfield else []
@@ -111,10 +114,15 @@ def _tasks(options: Namespace) -> Iterator[tuple[Question, Pairs | Retrieval]]:
     show(report)
     if options.limit is not None:
         tasks = [(first(task, options.limit), tokens) for task, tokens in tasks]
+    tasks += [(task, options.mteb_tokens) for task in hub.hub_tasks(options.mteb)] if options.mteb else []
     for model in options.model:
         for kernel in options.kernel or [saved_kernel(model)]:
             for task, tokens in tasks:
                 yield Question(model, kernel, task.name, tokens, options.limit or 0, options.prefixes), task
+
+
+def _size(task: Pairs | Retrieval | HubTask) -> int:
+    return 0 if isinstance(task, HubTask) else texts(task)
 
 
 def _encoder(question: Question, device: str, last: Encoder | None) -> Encoder:
@@ -128,12 +136,20 @@ def _encoder(question: Question, device: str, last: Encoder | None) -> Encoder:
 
 def _answer(encoder: Encoder, question: Question, task, device: str, advance) -> Result:
     started = time.perf_counter()
-    measure, metric = (similarity, "spearman") if isinstance(task, Pairs) else (retrieval, "ndcg@10")
     name = f"{question.task}, {question.tokens:,} tokens"
-    value = measure(encoder, task, question.prefixes, lambda count: advance(name, count))
+
+    def done(count: int) -> None:
+        # how many texts a task of the hub has is not known before
+        advance(name, 0 if isinstance(task, HubTask) else count)
+
+    if isinstance(task, HubTask):
+        metric, value, count = hub.evaluate_hub(encoder, task, question.prefixes, done)
+    else:
+        measure, metric = (similarity, "spearman") if isinstance(task, Pairs) else (retrieval, "ndcg@10")
+        value, count = measure(encoder, task, question.prefixes, done), texts(task)
     seconds = round(time.perf_counter() - started, 2)
     return Result(
-        **asdict(question), metric=metric, value=round(value, 6), texts=texts(task), seconds=seconds, device=device,
+        **asdict(question), metric=metric, value=round(value, 6), texts=count, seconds=seconds, device=device,
         date=now(),
     )  # fmt: skip
 

@@ -102,6 +102,13 @@ def _add_eval(kinds, count) -> None:
         "--lengths", type=count, nargs="+", default=list(LENGTHS), metavar="N",
         help="tokens at which meetings are cut, default: 512 2048 4096 8192 16384",
     )  # fmt: skip
+    command.add_argument(
+        "--mteb", nargs="+", default=[], metavar="NAME",
+        help="benchmarks or tasks of mteb, such as 'MTEB(eng, v2)', and LoCo; their data come from the hub",
+    )  # fmt: skip
+    command.add_argument(
+        "--mteb-tokens", type=count, default=512, metavar="N", help="where their texts are cut, default: 512"
+    )
     command.add_argument("--limit", type=count, metavar="N", help="the first N pairs, documents and queries only")
     command.add_argument("--fresh", action="store_true", help="measure again what results.csv holds")
     _add_common(command, count, Path("sortattn-text"))
