@@ -7,14 +7,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from ...bench.command import check_names, usable_device
-from ...bench.machine import now
+from ...bench.machine import now, this_machine, version
 from ...bench.progress import progress
 from ...bench.run import use_threads
 from ...choose import NAMES
 from ...errors import CommandError
 from ...kernels import KERNELS
+from ...records import Records
 from ...table import render
-from . import hub, pareto
+from . import hub, pareto, scores
 from .data import Pairs, Report, Retrieval, read_cranfield, read_qmsum, read_sts, show
 from .encoder import Encoder, load, saved_kernel
 from .evaluate import first, retrieval, similarity, texts
@@ -51,6 +52,17 @@ def evaluate_text(options: Namespace) -> int:
     return 0
 
 
+def show_scores(options: Namespace) -> int:
+    """Prints the table of all scores in a file; returns the exit code."""
+    rows = Results(options.results).rows
+    if not rows:
+        raise CommandError(f"no scores in {options.results}: expected a file that `sortattn text eval` has written")
+    print(scores.score_table(rows, options.format))
+    if options.format != "csv":
+        print(f"\n{scores.conditions(rows)}\n\nThe paper's figures: {scores.published()[1]}")
+    return 0
+
+
 def pareto_text(options: Namespace) -> int:
     """Times what the options ask for, and draws it with the scores there are; returns the exit code."""
     kernels, backends = options.kernel or list(KERNELS), options.backend or ["auto"]
@@ -61,7 +73,8 @@ def pareto_text(options: Namespace) -> int:
     lengths = [64] if options.smoke else sorted(set(options.lengths))
     path, source = options.out / "pareto.csv", options.results or options.out / "results.csv"
     results = Results(source).rows
-    points = pareto.read(path)
+    kept = Records(path, pareto.Point, {})
+    points = kept.rows
     cases = [
         (kernel, backend, tokens, options.precision, device)
         for tokens in lengths
@@ -75,15 +88,14 @@ def pareto_text(options: Namespace) -> int:
             advance(f"{kernel} ({backend}), {tokens:,} tokens", 0)
             if tokens not in models:
                 models = {tokens: load(options.model, tokens=tokens, device=device)[0]}
-            points.append(pareto.measure(models[tokens], *case))
-            pareto.write(path, points)
+            kept.add(pareto.measure(models[tokens], *case))
             advance("", 1)
     _show_pareto([point for point in points if point.case in cases], results, options.out)
     return 0
 
 
 def _show_pareto(points: list, results: list[Result], folder: Path) -> None:
-    scores = [pareto.quality(results, point.kernel, point.tokens) for point in points]
+    found = [pareto.quality(results, point.kernel, point.tokens) for point in points]
     lines = [
         [
             point.kernel,
@@ -92,10 +104,10 @@ def _show_pareto(points: list, results: list[Result], folder: Path) -> None:
             f"{point.milliseconds:,.1f}",
             "" if score is None else f"{score:.4f}",
         ]
-        for point, score in zip(points, scores, strict=True)
+        for point, score in zip(points, found, strict=True)
     ]
     print(render(["kernel", "backend", "tokens", "ms", "ndcg@10"], lines, "text", left=2))
-    if all(score is None for score in scores):
+    if all(score is None for score in found):
         print("\nPlot: none, as no evaluation has these lengths; run `sortattn text eval --qmsum ...` first")
         return
     try:
@@ -150,7 +162,7 @@ def _answer(encoder: Encoder, question: Question, task, device: str, advance) ->
     seconds = round(time.perf_counter() - started, 2)
     return Result(
         **asdict(question), metric=metric, value=round(value, 6), texts=count, seconds=seconds, device=device,
-        date=now(),
+        transformers=version("transformers") or "", **asdict(this_machine(device)), date=now(),
     )  # fmt: skip
 
 

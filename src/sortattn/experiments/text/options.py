@@ -3,15 +3,18 @@
 import argparse
 from pathlib import Path
 
+from ...table import STYLES
+
 LENGTHS = (512, 2048, 4096, 8192, 16384)
 
 
 def add_text(commands, count) -> None:
-    """Adds `text distill`, `text eval` and `text pareto`; `count` reads a whole number from 1."""
+    """Adds `text distill`, `text eval`, `text table` and `text pareto`; `count` reads a whole number from 1."""
     text = commands.add_parser("text", help="distil a text encoder to another attention, and evaluate it")
     kinds = text.add_subparsers(dest="text_command", required=True, metavar="what")
     _add_distill(kinds, count)
     _add_eval(kinds, count)
+    _add_table(kinds)
     _add_pareto(kinds, count)
 
 
@@ -25,6 +28,12 @@ def _eval(options: argparse.Namespace) -> int:
     from .command import evaluate_text
 
     return evaluate_text(options)
+
+
+def _table(options: argparse.Namespace) -> int:
+    from .command import show_scores
+
+    return show_scores(options)
 
 
 def _pareto(options: argparse.Namespace) -> int:
@@ -113,6 +122,13 @@ def _add_eval(kinds, count) -> None:
     command.add_argument("--fresh", action="store_true", help="measure again what results.csv holds")
     _add_common(command, count, Path("sortattn-text"))
     command.set_defaults(work=_eval)
+
+
+def _add_table(kinds) -> None:
+    command = kinds.add_parser("table", help="all scores in one table, beside the paper's Table 3")
+    command.add_argument("results", type=Path, help="results.csv of `text eval`")
+    command.add_argument("--format", choices=STYLES, default="text", help="default: text")
+    command.set_defaults(work=_table)
 
 
 def _add_pareto(kinds, count) -> None:
