@@ -201,8 +201,7 @@ class _Run:
     def end(self, place: int) -> None:
         """Writes the model of a finished stage."""
         self.save_model(self.training.stage)
-        for part in self.training.parts:
-            part.grad = None
+        self.training.close()
         self.training, self.done = None, (place + 1, 0)
 
     def save_model(self, stage: Stage) -> None:

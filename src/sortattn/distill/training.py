@@ -105,6 +105,13 @@ class Training:
         self.optimizer.zero_grad(set_to_none=False)
         return report
 
+    def close(self) -> None:
+        """Lets go of gradients and recordings, which hold a good part of a GPU's memory."""
+        # they know this object, which knows them: nobody would miss them before the next collection of garbage
+        self._learn = self._advance = None
+        for part in self.parts:
+            part.grad = None
+
     def rows(self) -> list[Row]:
         """The rows of the steps since the last call; this waits for the device. CommandError if one is not finite."""
         return self._reports.take(self.step)
