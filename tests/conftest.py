@@ -17,6 +17,9 @@ settings.load_profile("default")
 
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="the device whose tensors are tested: cpu (default) or cuda")
+    parser.addoption(
+        "--deterministic", action="store_true", help="test what torch.use_deterministic_algorithms brings, on cuda too"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -33,8 +36,14 @@ def cpu_only(device) -> None:
 
 
 @pytest.fixture(autouse=True)
-def poisoned_memory():
-    """Memory that torch hands out uninitialised holds NaN, so that a result read before it is written shows."""
+def poisoned_memory(request, device):
+    """Memory that torch hands out uninitialised holds NaN, so that a result read before it is written shows.
+
+    torch does so in its deterministic mode, which also takes other ways through the CUDA kernels: there it has to be asked for.
+    """
+    if device != "cpu" and not request.config.getoption("--deterministic"):
+        yield
+        return
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
