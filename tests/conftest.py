@@ -23,7 +23,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--deterministic", action="store_true", help="test what torch.use_deterministic_algorithms brings, on cuda too"
     )
-    parser.addoption("--keops", action="store_true", help="test keops with every kernel: half a minute of compiling a case")
+    parser.addoption("--keops", action="store_true", help="test keops with every kernel: half a minute for each case")
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +43,7 @@ def cpu_only(device) -> None:
 def poisoned_memory(request, device):
     """Memory that torch hands out uninitialised holds NaN, so that a result read before it is written shows.
 
-    torch does so in its deterministic mode, which also takes other ways through the CUDA kernels: there it has to be asked for.
+    torch does so in its deterministic mode, which takes other ways through CUDA kernels: there it has to be asked for.
     """
     if device != "cpu" and not request.config.getoption("--deterministic"):
         yield
