@@ -9,6 +9,7 @@ has a source of random numbers of its own.
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -34,8 +35,11 @@ def shift_and_mirror(pixels: Tensor, sources: Sources) -> Tensor:
     )
     mirrored = _drawn(pixels, sources, lambda source, size: source.random(size) < 0.5)
     columns = torch.arange(width, device=pixels.device).expand(count, -1)
-    columns = torch.where(_there(mirrored, pixels)[:, None], columns.flip(1), columns) + _there(left, pixels)[:, None]
-    rows = torch.arange(height, device=pixels.device) + _there(top, pixels)[:, None]
+    columns = (
+        torch.where(there(mirrored, pixels.device)[:, None], columns.flip(1), columns)
+        + there(left, pixels.device)[:, None]
+    )
+    rows = torch.arange(height, device=pixels.device) + there(top, pixels.device)[:, None]
     images = torch.arange(count, device=pixels.device)
     # indices on both sides of a slice put the channels last
     return padded[images[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
@@ -46,12 +50,15 @@ def rand_augment(pixels: Tensor, sources: Sources) -> Tensor:
     for _ in range(OPERATIONS_PER_IMAGE):
         chosen = _drawn(pixels, sources, lambda source, size: source.integers(len(OPERATIONS), size=size))
         sign = _drawn(pixels, sources, lambda source, size: np.where(source.random(size) < 0.5, 1.0, -1.0))
+        order = np.argsort(chosen, kind="stable")
+        counts = np.bincount(chosen, minlength=len(OPERATIONS)).tolist()
+        # the images of an operation one behind the other: two copies to the device serve all of them
+        places = there(order, pixels.device).split(counts)
+        signs = there(sign[order].astype(np.float32), pixels.device).split(counts)
         result = pixels.clone()
-        for number, operation in enumerate(OPERATIONS.values()):
-            places = np.nonzero(chosen == number)[0]
-            if len(places):
-                where = _there(places, pixels)
-                result[where] = operation(pixels[where], _there(sign[places].astype(np.float32), pixels))
+        for operation, where, direction in zip(OPERATIONS.values(), places, signs, strict=True):
+            if len(where):
+                result[where] = operation(pixels[where], direction)
         pixels = result
     return pixels
 
@@ -61,8 +68,16 @@ def _drawn(pixels: Tensor, sources: Sources, draw: Callable[[np.random.Generator
     return np.concatenate([draw(source, len(pixels) // len(sources)) for source in sources])
 
 
-def _there(values: np.ndarray, like: Tensor) -> Tensor:
-    return torch.from_numpy(values).to(like.device)
+def there(values: np.ndarray, device: torch.device) -> Tensor:
+    """The values on the device; from pinned memory, as a copy waits for all that a GPU has to do otherwise."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+@lru_cache
+def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """A number for every channel, `(C, 1, 1)`, made once."""
+    return torch.tensor(values, device=device)[:, None, None]
 
 
 # an operation takes images (B, C, H, W) and signs (B,), and returns images
@@ -115,8 +130,7 @@ def _blend(other: Callable[[Tensor], Tensor]) -> Operation:
 
 
 def _grey(image: Tensor) -> Tensor:
-    weights = torch.tensor([0.299, 0.587, 0.114], device=image.device)[:, None, None]
-    return (image * weights).sum(1, keepdim=True).floor()
+    return (image * constant((0.299, 0.587, 0.114), image.device)).sum(1, keepdim=True).floor()
 
 
 def _smooth(image: Tensor) -> Tensor:

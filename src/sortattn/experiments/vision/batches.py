@@ -3,11 +3,10 @@
 import random
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ...errors import CommandError
-from .augment import rand_augment, shift_and_mirror
+from .augment import constant, rand_augment, shift_and_mirror, there
 from .data import Images
 from .mix import mix
 
@@ -46,7 +45,7 @@ class Batches:
 
     def _make(self, numbers: range) -> list[dict[str, Tensor]]:
         """Some batches at once."""
-        places = torch.tensor([self.places(number) for number in numbers], device=self.images.pixels.device)
+        places = there(np.array([self.places(number) for number in numbers]), self.images.pixels.device)
         sources = [np.random.default_rng([self.seed % (1 << 32), number]) for number in numbers]
         pixels = shift_and_mirror(self.images.pixels[places.flatten()], sources)
         if not self.labelled:
@@ -67,5 +66,5 @@ class Batches:
 
 def normalised(pixels: Tensor) -> Tensor:
     """Bytes to numbers with mean zero and variance one over CIFAR-10."""
-    mean, deviation = (torch.tensor(row, device=pixels.device)[:, None, None] for row in (MEAN, DEVIATION))
+    mean, deviation = (constant(row, pixels.device) for row in (MEAN, DEVIATION))
     return (pixels.float() / 255 - mean) / deviation
