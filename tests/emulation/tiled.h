@@ -9,6 +9,9 @@ struct alignas(16) float4 {
 struct alignas(8) float2 {
     float x, y;
 };
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
 
 // ---- numbers
 
@@ -19,10 +22,10 @@ static int __float2int_rn(float x) { return lrintf(x); }
 // ---- in place of functions with assembly
 
 static float power_of_two(float x) { return exp2f(x); }
-static void copy(float *to, const float *from, int bytes) {
+template <class N> void copy(N *to, const N *from, int bytes) {
     for (int i = 0; i < 4; ++i) to[i] = i * 4 < bytes ? from[i] : 0;
 }
-static void copy_one(float *to, const float *from, int bytes) { *to = bytes ? *from : 0; }
+template <class N> void copy_one(N *to, const N *from, int bytes) { *to = bytes ? *from : 0; }
 static void arrive() {}
 static int distance_and_sum(float s, float t, int sum) { return sum + std::abs(__float_as_int(s) - __float_as_int(t)); }
 
@@ -34,6 +37,16 @@ static void split(float x, float y, unsigned &large, unsigned &small) {
     large = pack(x, y);
     small = pack(x - half_of(large, 0), y - half_of(large, 1));
 }
+
+static unsigned subtract(unsigned one, unsigned other) {
+    return pack(half_of(one, 0) - half_of(other, 0), half_of(one, 1) - half_of(other, 1));
+}
+static unsigned times_minus_two(unsigned both) { return pack(-2 * half_of(both, 0), -2 * half_of(both, 1)); }
+static unsigned steps(float own, unsigned others) {
+    return pack(__saturatef(own + half_of(others, 0)), __saturatef(own + half_of(others, 1)));
+}
+static unsigned step_first(unsigned own, unsigned others) { return steps(half_of(own, 0), others); }
+static unsigned step_second(unsigned own, unsigned others) { return steps(half_of(own, 1), others); }
 
 static unsigned fragments[32][32][6];
 
