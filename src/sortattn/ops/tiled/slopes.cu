@@ -35,6 +35,9 @@ struct Shared {
     unsigned ranks[OWN * WIDTH / 2];
     Row other[OTHER];
     int own_mark[OWN], other_mark[OTHER];
+#ifdef ROLLED
+    float2 running[4][4][THREADS];
+#endif
 };
 static_assert(sizeof(Shared) <= SHARED, "cuda.py asks for less shared memory than is used");
 extern __shared__ __align__(16) unsigned char memory[];
@@ -246,10 +249,14 @@ struct Side {
 struct Problem {
     Sizes sizes;
     const float *weight, *grad_total;
+    // own rows are keys
+    bool keys;
 
-    template <bool KEYS> int mark(int row) const {
-        if constexpr (KEYS) return key_mark(row, sizes.columns, weight);
-        return query_mark(row, sizes.rows, sizes.columns, sizes.each, sizes.causal);
+    // Own marks are above the other marks that they see; those of keys that see queries have changed their signs.
+    int mark(bool key, int row) const {
+        int found = key ? key_mark(row, sizes.columns, weight)
+                        : query_mark(row, sizes.rows, sizes.columns, sizes.each, sizes.causal);
+        return keys ? -found : found;
     }
 };
 
@@ -281,17 +288,16 @@ inline void fetch(Shared &shared, const Side &side, int first, int dims) {
 }
 
 // the first tile from `first` on that the block sees something of; what belongs to its rows is in shared memory then
-template <bool KEYS>
 inline int next_tile(Shared &shared, const Problem &problem, const Side &other, int first, int reach) {
     for (; first < other.count; first += OTHER) {
         bool any = false;
         if (threadIdx.x < OTHER) {
-            int row = first + threadIdx.x, mark = problem.mark<!KEYS>(row);
+            int row = first + threadIdx.x, mark = problem.mark(!problem.keys, row);
             bool inside = row < other.count;
             shared.other_mark[threadIdx.x] = mark;
             shared.other[threadIdx.x] = {inside ? other.scale[row] : 0.0f,
-                                         KEYS && inside ? problem.grad_total[row] : 0.0f};
-            any = seen<KEYS>(reach, mark);
+                                         problem.keys && inside ? problem.grad_total[row] : 0.0f};
+            any = mark < reach;
         }
         if (__syncthreads_or(any)) break;
     }
@@ -304,16 +310,16 @@ inline float of_row(const float (&rows)[2], int quad) {
     return __shfl_sync(~0u, rows[quad / 2], (2 * t + quad % 2) * 4);
 }
 
-template <bool KEYS> inline void slopes_of(const Problem &problem, const Side &own, const Side &other, int first,
-                                           const Numbers &numbers, const float *origin, float *grad, double *moment) {
+inline void slopes_of(const Problem &problem, const Side &own, const Side &other, int first, const Numbers &numbers,
+                      const float *origin, float *grad, double *moment) {
     Shared &shared = *reinterpret_cast<Shared *>(memory);
     int dims = problem.sizes.dims, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, base = threadIdx.x / 32 * 16;
     int left = own.count - first;
-    if (threadIdx.x < OWN) shared.own_mark[threadIdx.x] = problem.mark<KEYS>(first + threadIdx.x);
+    if (threadIdx.x < OWN) shared.own_mark[threadIdx.x] = problem.mark(problem.keys, first + threadIdx.x);
     sort_own(shared, own.points + (long long)first * dims, left, dims, numbers.scale);
     __syncthreads();
     int reach = shared.own_mark[0];
-    for (int i = 1; i < OWN; ++i) reach = seen<KEYS>(reach, shared.own_mark[i]) ? reach : shared.own_mark[i];
+    for (int i = 1; i < OWN; ++i) reach = max(reach, shared.own_mark[i]);
 
     // own vectors, 16 columns by 16: rows g and g + 8; large halves and small ones
     uint4 mine[2][2][2];
@@ -328,12 +334,17 @@ template <bool KEYS> inline void slopes_of(const Problem &problem, const Side &o
 #pragma unroll
             for (int c = 0; c < 2; ++c) mine[r][part][c] = from[part * 8 + c * 4 + t];
         own_scale[r] = own.scale[there];
-        own_more[r] = KEYS ? 0.0f : problem.grad_total[there];
+        own_more[r] = problem.keys ? 0.0f : problem.grad_total[there];
         own_mark[r] = shared.own_mark[base + g + 8 * r];
     }
 
-    float running[4][4][2] = {}, total[2] = {};
-    int now = next_tile<KEYS>(shared, problem, other, 0, reach);
+    float total[2] = {};
+#ifdef ROLLED
+    for (int i = 0; i < 16; ++i) shared.running[i / 4][i % 4][threadIdx.x] = {0, 0};
+#else
+    float running[4][4][2] = {};
+#endif
+    int now = next_tile(shared, problem, other, 0, reach);
     if (now < other.count) fetch(shared, other, now, dims);
 #pragma unroll 1
     while (now < other.count) {
@@ -370,7 +381,7 @@ template <bool KEYS> inline void slopes_of(const Problem &problem, const Side &o
                 int n = 8 * j + 2 * t + e % 2, r = e / 2;
                 Row its = shared.other[n];
                 float sum = fmaf(score[j][e], own_scale[r] * its.scale, own_more[r] + its.more);
-                score[j][e] = sum = seen<KEYS>(own_mark[r], shared.other_mark[n]) ? sum : 0.0f;
+                score[j][e] = sum = shared.other_mark[n] < own_mark[r] ? sum : 0.0f;
                 most[r] = fmaxf(most[r], fabsf(sum));
                 fresh_total[r] += sum;
             }
@@ -397,13 +408,17 @@ template <bool KEYS> inline void slopes_of(const Problem &problem, const Side &o
                 weights[2 * r + 1][j] = g % 2 ? large : small;
             }
         __syncthreads();
-        int after = next_tile<KEYS>(shared, problem, other, now + OTHER, reach);
+        int after = next_tile(shared, problem, other, now + OTHER, reach);
         if (after < other.count) fetch(shared, other, after, dims);
 
         float back[4];
 #pragma unroll
         for (int quad = 0; quad < 4; ++quad) back[quad] = of_row(down, quad);
+#ifdef ROLLED
+#pragma unroll 1
+#else
 #pragma unroll
+#endif
         for (int b = 0; b < 4; ++b) {
             unsigned place[STEPS][4][4];
 #pragma unroll
@@ -438,14 +453,24 @@ template <bool KEYS> inline void slopes_of(const Problem &problem, const Side &o
                         }
                     }
                 }
+#ifdef ROLLED
+                float2 &place = shared.running[b][quad][threadIdx.x];
+                float2 old = place;
+                float part[2] = {old.x, old.y};
+#else
+                float (&part)[2] = running[b][quad];
+#endif
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
                     float sum[4];
 #pragma unroll
                     for (int i = 0; i < 4; ++i) sum[i] = sums[i][2 * h] + sums[i][2 * h + 1];
                     float one = t % 2 ? sum[1] : sum[0], two = t % 2 ? sum[3] : sum[2];
-                    running[b][quad][h] = fmaf(t / 2 ? two : one, back[quad], running[b][quad][h]);
+                    part[h] = fmaf(t / 2 ? two : one, back[quad], part[h]);
                 }
+#ifdef ROLLED
+                place = {part[0], part[1]};
+#endif
             }
         }
         now = after;
@@ -467,7 +492,13 @@ template <bool KEYS> inline void slopes_of(const Problem &problem, const Side &o
                     int d = 16 * b + 8 * h + g;
                     if (d >= dims) continue;
                     long long place = (long long)row * dims + d;
-                    float point = own.points[place], sum = running[b][quad][h];
+                    float point = own.points[place];
+#ifdef ROLLED
+                    float2 both = shared.running[b][quad][threadIdx.x];
+                    float sum = h ? both.y : both.x;
+#else
+                    float sum = running[b][quad][h];
+#endif
                     float gradient = SIGNS ? whole - 2 * sum : sum;
                     gradient = (gradient + norm_slope(point, 0) * whole) / numbers.tau;
                     grad[place] = gradient;
@@ -500,16 +531,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     long long p = block / (keys ? across : down);
     int tile = block % (keys ? across : down);
     Problem problem{{rows, columns, dims, 0, each, causal}, weight ? weight + p * columns : nullptr,
-                    grad_total + p * rows};
+                    grad_total + p * rows, keys};
     Side above{query + p * rows * dims, grad_halves + p * rows * PACKED, grad_scale + p * rows, int(rows)};
     Side below{key + p * columns * dims, value_halves + p * columns * PACKED, value_scale + p * columns, int(columns)};
     Numbers numbers(bandwidth ? bandwidth[p] : float(tau), nullptr, 0);
-    const float *origin = columns ? below.points : nullptr;
-    double *moment = moments ? moments + blockIdx.x : nullptr;
-    if (keys)
-        slopes_of<true>(problem, below, above, tile * OWN, numbers, origin, grad_key + p * columns * dims, moment);
-    else
-        // the last tiles first: with a causal mask they have the most to do
-        slopes_of<false>(problem, above, below, (int(down) - 1 - tile) * OWN, numbers, origin,
-                         grad_query + p * rows * dims, moment);
+    // the last queries first: with a causal mask they have the most to do
+    int first = (keys ? tile : int(down) - 1 - tile) * OWN;
+    float *grad = keys ? grad_key + p * columns * dims : grad_query + p * rows * dims;
+    slopes_of(problem, keys ? below : above, keys ? above : below, first, numbers, columns ? below.points : nullptr, grad,
+              moments ? moments + blockIdx.x : nullptr);
 }
