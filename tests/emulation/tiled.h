@@ -41,7 +41,12 @@ static void split(float x, float y, unsigned &large, unsigned &small) {
 static unsigned subtract(unsigned one, unsigned other) {
     return pack(half_of(one, 0) - half_of(other, 0), half_of(one, 1) - half_of(other, 1));
 }
-static unsigned times_minus_two(unsigned both) { return pack(-2 * half_of(both, 0), -2 * half_of(both, 1)); }
+static unsigned times(unsigned one, unsigned other) {
+    return pack(half_of(one, 0) * half_of(other, 0), half_of(one, 1) * half_of(other, 1));
+}
+static unsigned rest(unsigned part, unsigned x) {
+    return pack((1 - half_of(part, 0)) * half_of(x, 0), (1 - half_of(part, 1)) * half_of(x, 1));
+}
 static unsigned steps(float own, unsigned others) {
     return pack(__saturatef(own + half_of(others, 0)), __saturatef(own + half_of(others, 1)));
 }

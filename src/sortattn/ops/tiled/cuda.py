@@ -24,7 +24,7 @@ _FORWARD, _TILED, _SURVEY, _SLOPES = (
 )
 NAMES = tuple(kind.name for kind in (AddRiesz, AddLaplace, AddBump, Spline, PolynomialExponential, Laplace, Riesz))
 # whose slopes are steps, which `slopes.cu` sums
-STEPS = (AddRiesz.name, AddBump.name)
+STEPS = (AddRiesz.name, AddLaplace.name, AddBump.name)
 # rows of a block; float64 has half the registers
 ROWS = {torch.float32: 64, torch.float64: 32}
 _TYPES = {torch.float32: "float", torch.float64: "double"}
@@ -33,8 +33,8 @@ _THREADS = 128
 _SHARED = 72 << 10
 # of the forward pass in float32: factors of e^-|s - t| take twice the room
 _TILES, _FACTORS = 73 << 10, 98 << 10
-# of slopes with one step, and with three
-_PLACES, _MORE_PLACES = 72 << 10, 90 << 10
+# of slopes with one step, with three, and with factors
+_PLACES = {AddRiesz.name: 87 << 10, AddBump.name: 105 << 10, AddLaplace.name: 101 << 10}
 # columns that are summed at a time, and the most of them
 _CHUNK, _WIDEST = 64, 256
 # heads that every block of the forward pass looks through by itself
@@ -85,7 +85,7 @@ def survey_of(dtype: torch.dtype) -> Kernel:
 def shared_of(entry: str, kernel: str, dtype: torch.dtype) -> int:
     """Bytes of shared memory of a block."""
     if entry in ("prepare", "slopes"):
-        return _MORE_PLACES if kernel == AddBump.name else _PLACES
+        return _PLACES[kernel]
     if entry in ("forward", "forward_values") and dtype == torch.float32:
         return _FACTORS if kernel == AddLaplace.name else _TILES
     return 0 if entry == "backward_quotient" else _SHARED

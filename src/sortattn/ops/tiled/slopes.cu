@@ -12,13 +12,18 @@
 
 #include "kinds.cu"
 
-constexpr int THREADS = 128, OWN = 64, OTHER = 64, WIDTH = 64;
+// whether slopes are steps times e^-|s - t|, in factors
+constexpr bool DECAY = KIND == ADD_LAPLACE;
+constexpr int THREADS = 128, OWN = 64, OTHER = DECAY ? 32 : 64, WIDTH = 64;
 // words of a row of halves in global memory, large ones and then small ones, and in a tile
 constexpr int PACKED = WIDTH, PACKED_STRIDE = PACKED + 16;
 // words of a row of places: neighbouring lanes meet different banks
 constexpr int PLACES = OTHER / 2 + 4;
 // steps that make a slope
 constexpr int STEPS = KIND == ADD_BUMP ? 3 : 1;
+// of powers of two that halves hold; one that rises and one that falls, both large and small halves
+constexpr float MOST = 14.0f;
+constexpr int FACTORS_OF = DECAY ? 4 : 0, SUMS = DECAY ? 2 : 1;
 
 // what a tile holds of an other row beside its vectors: dS is their product times `scale`, and `more`
 struct Row {
@@ -28,16 +33,21 @@ struct Row {
 struct Shared {
     // one more row, beyond all
     float sorted[(OWN + 1) * WIDTH];
-    float points[OTHER * WIDTH];
-    unsigned vectors[OTHER * PACKED_STRIDE];
-    unsigned places[STEPS][WIDTH * PLACES];
+    union {
+        struct {
+            float points[OTHER * WIDTH];
+            unsigned vectors[OTHER * PACKED_STRIDE];
+        };
+        // while the own points are sorted
+        float runs[OWN * WIDTH];
+    };
+    unsigned places[STEPS + FACTORS_OF][WIDTH * PLACES];
     // of own row m, 16 dimensions b and g: halves of dimensions g and g + 8
     unsigned ranks[OWN * WIDTH / 2];
+    // a thread's sums, of 16 dimensions and four own rows
+    float running[16][SUMS][2 * THREADS];
     Row other[OTHER];
     int own_mark[OWN], other_mark[OTHER];
-#ifdef ROLLED
-    float2 running[4][4][THREADS];
-#endif
 };
 static_assert(sizeof(Shared) <= SHARED, "cuda.py asks for less shared memory than is used");
 extern __shared__ __align__(16) unsigned char memory[];
@@ -68,15 +78,22 @@ inline unsigned step_second(unsigned own, unsigned others) {
     return sums;
 }
 // halves from `x` up to 2 x, of which there are 1024: x, and so many of these steps more
-constexpr unsigned HALF_512 = 0x6000, HALF_513 = 0x6002;
+constexpr unsigned HALF_512 = 0x6000, HALF_513 = 0x6002, MINUS_TWO = 0xc000c000;
 inline unsigned subtract(unsigned one, unsigned other) {
     unsigned result;
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(one), "r"(other));
     return result;
 }
-inline unsigned times_minus_two(unsigned both) {
+
+inline unsigned times(unsigned one, unsigned other) {
     unsigned result;
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(both), "r"(0xc000c000u));
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(one), "r"(other));
+    return result;
+}
+// x less `part` of it
+inline unsigned rest(unsigned part, unsigned x) {
+    unsigned result;
+    asm("{.reg .b32 minus; neg.f16x2 minus, %1; fma.rn.f16x2 %0, minus, %2, %2;}" : "=r"(result) : "r"(part), "r"(x));
     return result;
 }
 
@@ -144,30 +161,73 @@ template <int STEP> inline bool level(float own, float other, const Numbers &num
     return own == other;
 }
 
-// twice the number of own coordinates below, and one more if the next is level
-template <int STEP> inline int place_of(const float *column, float other, const Numbers &numbers) {
-    int count = 0;
+// How many of COUNT sorted numbers of a column of `tile` are below, for N at a time, whose reads overlap; in bytes from
+// the start of the column, as addresses are made of it.
+constexpr int BYTES = WIDTH * sizeof(float);
+inline float at(const float *tile, int bytes) {
+    return *reinterpret_cast<const float *>(reinterpret_cast<const char *>(tile) + bytes);
+}
+template <int COUNT, int N, class Below>
+inline void search(const float *tile, int column, int (&found)[N], Below below) {
 #pragma unroll
-    for (int step = OWN / 2; step; step /= 2)
-        if (below<STEP>(column[(count + step - 1) * WIDTH], other, numbers)) count += step;
-    if (below<STEP>(column[count * WIDTH], other, numbers)) ++count;
-    return 2 * count + level<STEP>(column[count * WIDTH], other, numbers);
+    for (int k = 0; k < N; ++k) found[k] = 4 * column;
+#pragma unroll
+    for (int step = COUNT / 2; step; step /= 2)
+#pragma unroll
+        for (int k = 0; k < N; ++k)
+            if (below(at(tile, found[k] + (step - 1) * BYTES), k)) found[k] += step * BYTES;
+#pragma unroll
+    for (int k = 0; k < N; ++k)
+        if (below(at(tile, found[k]), k)) found[k] += BYTES;
 }
 
-// a thread has a dimension, and every second 32 of the other rows
+// a thread has a dimension, and every second half of the other rows
 template <int STEP> inline void find_places(Shared &shared, const Numbers &numbers) {
     int d = threadIdx.x % WIDTH, start = threadIdx.x / WIDTH * (OTHER * WIDTH / THREADS);
-    const float *column = shared.sorted + d;
+    constexpr int N = 8;
+#pragma unroll 1
+    for (int i = start; i < start + OTHER * WIDTH / THREADS; i += N) {
+        float others[N];
+        int found[N];
+#pragma unroll
+        for (int k = 0; k < N; ++k) others[k] = shared.points[(i + k) * WIDTH + d] * numbers.scale;
+        search<OWN>(shared.sorted, d, found, [&](float own, int k) { return below<STEP>(own, others[k], numbers); });
+#pragma unroll
+        for (int k = 0; k < N; k += 2) {
+            // twice the number of own coordinates below, and one more if the next is level
+            unsigned both[2];
+#pragma unroll
+            for (int e = 0; e < 2; ++e)
+                both[e] = unsigned(found[k + e]) / BYTES * 2 +
+                          level<STEP>(at(shared.sorted, found[k + e]), others[k + e], numbers);
+            unsigned halves = (HALF_512 | HALF_512 << 16) + (both[0] | both[1] << 16);
+            // one less that number, and half less at a tie: this and a rank are above zero behind the step, a half at it
+            shared.places[STEP][d * PLACES + (i + k) / 2] = subtract(HALF_513 | HALF_513 << 16, halves);
+        }
+    }
+}
+
+// e^t and e^-t of the other rows, as powers of two from an own point in the middle; returns whether one is out of reach
+inline bool find_factors(Shared &shared, float origin, float rate, int count) {
+    bool far = false;
+    int d = threadIdx.x % WIDTH, start = threadIdx.x / WIDTH * (OTHER * WIDTH / THREADS);
 #pragma unroll 4
     for (int i = 0; i < OTHER * WIDTH / THREADS; i += 2) {
-        const float *points = shared.points + (start + i) * WIDTH + d;
-        unsigned one = place_of<STEP>(column, points[0] * numbers.scale, numbers);
-        unsigned next = place_of<STEP>(column, points[WIDTH] * numbers.scale, numbers);
-        unsigned both = (HALF_512 | HALF_512 << 16) + (one | next << 16);
-        // one less the number of coordinates below, and half less at a tie: this and a rank are above zero behind the
-        // step, a half at it
-        shared.places[STEP][d * PLACES + (start + i) / 2] = subtract(HALF_513 | HALF_513 << 16, both);
+        float rise[2], fall[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            float x = (shared.points[(start + i + e) * WIDTH + d] - origin) * rate;
+            // not `>`, which is false for a NaN
+            far |= start + i + e < count && !(fabsf(x) <= MOST);
+            x = fminf(fmaxf(x, -MOST), MOST);
+            // twice as large as they are, for the sake of the smallest
+            rise[e] = power_of_two(x + 1), fall[e] = power_of_two(1 - x);
+        }
+        int place = d * PLACES + (start + i) / 2;
+        split(rise[0], rise[1], shared.places[1][place], shared.places[2][place]);
+        split(fall[0], fall[1], shared.places[3][place], shared.places[4][place]);
     }
+    return far;
 }
 
 // sorts 32 numbers that a thread holds
@@ -186,18 +246,6 @@ inline void sort(float (&x)[32]) {
                 }
 }
 
-// how many of 32 sorted numbers are below x, or not above it
-template <bool LEVEL> inline int count_below(const float *column, float x) {
-    int count = 0;
-#pragma unroll
-    for (int step = 16; step; step /= 2) {
-        float found = column[(count + step - 1) * WIDTH];
-        if (LEVEL ? found <= x : found < x) count += step;
-    }
-    float found = column[count * WIDTH];
-    return count + (LEVEL ? found <= x : found < x);
-}
-
 // own points in order, and the ranks; two threads have a dimension
 inline void sort_own(Shared &shared, const float *points, int count, int dims, float scale) {
     int d = threadIdx.x % WIDTH, part = threadIdx.x / WIDTH;
@@ -209,30 +257,36 @@ inline void sort_own(Shared &shared, const float *points, int count, int dims, f
     for (int i = 0; i < 32; ++i) x[i] = point(part * 32 + i);
     sort(x);
 #pragma unroll
-    for (int i = 0; i < 32; ++i) shared.points[(part * 32 + i) * WIDTH + d] = x[i];
+    for (int i = 0; i < 32; ++i) shared.runs[(part * 32 + i) * WIDTH + d] = x[i];
     __syncthreads();
-    const float *yours = shared.points + (1 - part) * 32 * WIDTH + d;
-#pragma unroll 4
-    for (int i = 0; i < 32; ++i) {
+    const float *yours = shared.runs + (1 - part) * 32 * WIDTH;
+    constexpr int N = 8;
+#pragma unroll 1
+    for (int i = 0; i < 32; i += N) {
+        float own[N];
+        int found[N];
+#pragma unroll
+        for (int k = 0; k < N; ++k) own[k] = shared.runs[(part * 32 + i + k) * WIDTH + d];
         // of equal numbers those of the first part come first
-        float own = shared.points[(part * 32 + i) * WIDTH + d];
-        int before = i + (part ? count_below<true>(yours, own) : count_below<false>(yours, own));
-        shared.sorted[before * WIDTH + d] = own;
+        search<32>(yours, d, found, [&](float x, int k) { return x < own[k] || (part && x == own[k]); });
+#pragma unroll
+        for (int k = 0; k < N; ++k) shared.sorted[found[k] / 4 + (i + k) * WIDTH] = own[k];
     }
     if (part == 0) shared.sorted[OWN * WIDTH + d] = infinity() - infinity();
     __syncthreads();
-    const float *column = shared.sorted + d;
     unsigned short *ranks = reinterpret_cast<unsigned short *>(shared.ranks);
-#pragma unroll 4
-    for (int i = 0; i < 32; ++i) {
-        int row = part * 32 + i, below = 0;
-        float own = point(row);
+#pragma unroll 1
+    for (int i = part * 32; i < part * 32 + 32; i += N) {
+        float own[N];
+        int found[N];
 #pragma unroll
-        for (int step = OWN / 2; step; step /= 2)
-            if (column[(below + step - 1) * WIDTH] < own) below += step;
-        // 64 numbers are never all below one of them
-        unsigned short rank = subtract(HALF_512 + 2 * below, HALF_512);
-        ranks[((row * 4 + d / 16) * 8 + d % 8) * 2 + d % 16 / 8] = rank;
+        for (int k = 0; k < N; ++k) own[k] = point(i + k);
+        search<OWN>(shared.sorted, d, found, [&](float x, int k) { return x < own[k]; });
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+            unsigned short rank = subtract(HALF_512 + unsigned(found[k]) / BYTES * 2, HALF_512);
+            ranks[(((i + k) * 4 + d / 16) * 8 + d % 8) * 2 + d % 16 / 8] = rank;
+        }
     }
 }
 
@@ -310,8 +364,76 @@ inline float of_row(const float (&rows)[2], int quad) {
     return __shfl_sync(~0u, rows[quad / 2], (2 * t + quad % 2) * 4);
 }
 
+// sums[][i] += what 16 other rows add to own row i of a quad, 16 dimensions and the other rows' part `s` of `place`
+template <int ALL, int S> inline void add_steps(unsigned rank, const unsigned (&place)[ALL][S][4], int s,
+                                                const unsigned (&weights)[2], float (&sums)[SUMS][4][4], int i) {
+    auto steps_at = [&](int step, unsigned (&steps)[4]) {
+        const unsigned (&at)[4] = place[step][s];
+        steps[0] = step_first(rank, at[0]), steps[1] = step_second(rank, at[1]);
+        steps[2] = step_first(rank, at[2]), steps[3] = step_second(rank, at[3]);
+    };
+    unsigned steps[4];
+    steps_at(0, steps);
+    if constexpr (DECAY) {
+#pragma unroll
+        for (int small = 1; small >= 0; --small) {
+            unsigned rise[4], fall[4];
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                rise[e] = times(steps[e], place[1 + small][s][e]);
+                fall[e] = rest(steps[e], place[3 + small][s][e]);
+            }
+            multiply_halves(sums[0][i], rise, weights);
+            multiply_halves(sums[1][i], fall, weights);
+        }
+    } else if constexpr (STEPS > 1) {
+        multiply_halves(sums[0][i], steps, {times(weights[0], MINUS_TWO), times(weights[1], MINUS_TWO)});
+#pragma unroll
+        for (int step = 1; step < STEPS; ++step) {
+            steps_at(step, steps);
+            multiply_halves(sums[0][i], steps, weights);
+        }
+    } else
+        multiply_halves(sums[0][i], steps, weights);
+}
+
+// of four own rows that of lane t, from its columns of large and small halves
+inline float of_four(const float (&sums)[4][4], int e) {
+    int t = threadIdx.x % 4;
+    float one = t % 2 ? sums[1][e] + sums[1][e + 1] : sums[0][e] + sums[0][e + 1];
+    float two = t % 2 ? sums[3][e] + sums[3][e + 1] : sums[2][e] + sums[2][e + 1];
+    return t / 2 ? two : one;
+}
+
+// sums of a tile one by one, where factors are out of reach
+inline void add_apart(Shared &shared, const Side &own, const float (&score)[OTHER / 8][4], int first, int dims,
+                      const Numbers &numbers, float (&apart)[DECAY ? 32 : 1]) {
+    if constexpr (DECAY) {
+        constexpr int STRIDE = OTHER + 1;
+        static_assert(OWN * STRIDE <= OTHER * PACKED_STRIDE, "scores are larger than the vectors");
+        int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, base = threadIdx.x / 32 * 16;
+        float *scores = reinterpret_cast<float *>(shared.vectors);
+#pragma unroll
+        for (int j = 0; j < OTHER / 8; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                scores[(base + g + e / 2 * 8) * STRIDE + 8 * j + 2 * t + e % 2] = score[j][e];
+        __syncthreads();
+#pragma unroll 1
+        for (int i = 0; i < 32; ++i) {
+            int quad = i / 2 % 4, d = i / 8 * 16 + i % 2 * 8 + g, row = base + 2 * t + quad % 2 + quad / 2 * 8;
+            float point = first + row < own.count && d < dims ? own.points[(long long)(first + row) * dims + d] : 0.0f;
+            float sum = 0;
+#pragma unroll 4
+            for (int n = 0; n < OTHER; ++n)
+                sum += scores[row * STRIDE + n] * slope(point - shared.points[n * WIDTH + d], numbers);
+            apart[i] += sum;
+        }
+    }
+}
+
 inline void slopes_of(const Problem &problem, const Side &own, const Side &other, int first, const Numbers &numbers,
-                      const float *origin, float *grad, double *moment) {
+                      const float *first_key, float *grad, double *moment) {
     Shared &shared = *reinterpret_cast<Shared *>(memory);
     int dims = problem.sizes.dims, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, base = threadIdx.x / 32 * 16;
     int left = own.count - first;
@@ -339,11 +461,12 @@ inline void slopes_of(const Problem &problem, const Side &own, const Side &other
     }
 
     float total[2] = {};
-#ifdef ROLLED
-    for (int i = 0; i < 16; ++i) shared.running[i / 4][i % 4][threadIdx.x] = {0, 0};
-#else
-    float running[4][4][2] = {};
-#endif
+    // of tiles that factors do not serve
+    float apart[DECAY ? 32 : 1] = {};
+    for (int i = 0; i < 16 * SUMS; ++i)
+        *reinterpret_cast<float2 *>(shared.running[i / SUMS][i % SUMS] + 2 * threadIdx.x) = {0, 0};
+    // a point in the middle of the own ones
+    float origin = DECAY ? shared.sorted[min(left, OWN) / 2 * WIDTH + threadIdx.x % WIDTH] : 0.0f;
     int now = next_tile(shared, problem, other, 0, reach);
     if (now < other.count) fetch(shared, other, now, dims);
 #pragma unroll 1
@@ -352,11 +475,12 @@ inline void slopes_of(const Problem &problem, const Side &own, const Side &other
         __syncthreads();
         find_places<0>(shared, numbers);
         if constexpr (STEPS > 1) find_places<1>(shared, numbers), find_places<2>(shared, numbers);
+        bool far = DECAY && find_factors(shared, origin, numbers.rate, other.count - now);
 
         // dS of rows g and g + 8 and others 8 j + 2 t + e
-        float score[8][4];
+        float score[OTHER / 8][4];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
+        for (int j = 0; j < OTHER / 8; ++j) {
             float (&sum)[4] = score[j];
             sum[0] = sum[1] = sum[2] = sum[3] = 0;
             const uint4 *row = reinterpret_cast<const uint4 *>(shared.vectors + (8 * j + g) * PACKED_STRIDE) + t;
@@ -375,7 +499,7 @@ inline void slopes_of(const Problem &problem, const Side &own, const Side &other
         }
         float most[2] = {}, fresh_total[2] = {};
 #pragma unroll
-        for (int j = 0; j < 8; ++j)
+        for (int j = 0; j < OTHER / 8; ++j)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 int n = 8 * j + 2 * t + e % 2, r = e / 2;
@@ -395,9 +519,9 @@ inline void slopes_of(const Problem &problem, const Side &own, const Side &other
             total[r] += fresh_total[r];
         }
         // columns of the other operand: the large halves of an own row, and its small ones
-        unsigned weights[4][8];
+        unsigned weights[4][OTHER / 8];
 #pragma unroll
-        for (int j = 0; j < 8; ++j)
+        for (int j = 0; j < OTHER / 8; ++j)
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 unsigned large, small;
@@ -407,70 +531,51 @@ inline void slopes_of(const Problem &problem, const Side &own, const Side &other
                 weights[2 * r][j] = g % 2 ? small : large;
                 weights[2 * r + 1][j] = g % 2 ? large : small;
             }
-        __syncthreads();
+        if (__syncthreads_or(far)) {
+            add_apart(shared, own, score, first, dims, numbers, apart);
+            __syncthreads();
+            now = next_tile(shared, problem, other, now + OTHER, reach);
+            if (now < other.count) fetch(shared, other, now, dims);
+            continue;
+        }
         int after = next_tile(shared, problem, other, now + OTHER, reach);
         if (after < other.count) fetch(shared, other, after, dims);
 
         float back[4];
 #pragma unroll
         for (int quad = 0; quad < 4; ++quad) back[quad] = of_row(down, quad);
-#ifdef ROLLED
 #pragma unroll 1
-#else
-#pragma unroll
-#endif
         for (int b = 0; b < 4; ++b) {
-            unsigned place[STEPS][4][4];
+            constexpr int ALL = STEPS + FACTORS_OF;
+            unsigned place[ALL][OTHER / 16][4];
 #pragma unroll
-            for (int step = 0; step < STEPS; ++step)
+            for (int step = 0; step < ALL; ++step)
 #pragma unroll
-                for (int s = 0; s < 4; ++s)
+                for (int s = 0; s < OTHER / 16; ++s)
 #pragma unroll
                     for (int e = 0; e < 4; ++e)
                         place[step][s][e] =
                             shared.places[step][(16 * b + g + e % 2 * 8) * PLACES + 8 * s + e / 2 * 4 + t];
 #pragma unroll
             for (int quad = 0; quad < 4; ++quad) {
-                float sums[4][4];
+                float sums[SUMS][4][4];
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     int row = base + 2 * i + quad % 2 + quad / 2 * 8;
                     unsigned rank = shared.ranks[(row * 4 + b) * 8 + g];
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) sums[i][e] = 0;
+                    for (int e = 0; e < 4 * SUMS; ++e) sums[e / 4][i][e % 4] = 0;
 #pragma unroll
-                    for (int s = 0; s < 4; ++s) {
-                        unsigned once[2] = {weights[quad][2 * s], weights[quad][2 * s + 1]};
-#pragma unroll
-                        for (int step = 0; step < STEPS; ++step) {
-                            const unsigned (&at)[4] = place[step][s];
-                            unsigned steps[4] = {step_first(rank, at[0]), step_second(rank, at[1]),
-                                                 step_first(rank, at[2]), step_second(rank, at[3])};
-                            if (STEPS > 1 && step == 0)
-                                multiply_halves(sums[i], steps, {times_minus_two(once[0]), times_minus_two(once[1])});
-                            else
-                                multiply_halves(sums[i], steps, once);
-                        }
-                    }
+                    for (int s = 0; s < OTHER / 16; ++s)
+                        add_steps(rank, place, s, {weights[quad][2 * s], weights[quad][2 * s + 1]}, sums, i);
                 }
-#ifdef ROLLED
-                float2 &place = shared.running[b][quad][threadIdx.x];
-                float2 old = place;
-                float part[2] = {old.x, old.y};
-#else
-                float (&part)[2] = running[b][quad];
-#endif
 #pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    float sum[4];
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) sum[i] = sums[i][2 * h] + sums[i][2 * h + 1];
-                    float one = t % 2 ? sum[1] : sum[0], two = t % 2 ? sum[3] : sum[2];
-                    part[h] = fmaf(t / 2 ? two : one, back[quad], part[h]);
+                for (int which = 0; which < SUMS; ++which) {
+                    float (&sum)[4][4] = sums[which];
+                    float2 &place = *reinterpret_cast<float2 *>(shared.running[4 * b + quad][which] + 2 * threadIdx.x);
+                    float2 old = place;
+                    place = {fmaf(of_four(sum, 0), back[quad], old.x), fmaf(of_four(sum, 2), back[quad], old.y)};
                 }
-#ifdef ROLLED
-                place = {part[0], part[1]};
-#endif
             }
         }
         now = after;
@@ -492,18 +597,19 @@ inline void slopes_of(const Problem &problem, const Side &own, const Side &other
                     int d = 16 * b + 8 * h + g;
                     if (d >= dims) continue;
                     long long place = (long long)row * dims + d;
-                    float point = own.points[place];
-#ifdef ROLLED
-                    float2 both = shared.running[b][quad][threadIdx.x];
-                    float sum = h ? both.y : both.x;
-#else
-                    float sum = running[b][quad][h];
-#endif
+                    float point = own.points[place], sum = shared.running[4 * b + quad][0][2 * threadIdx.x + h];
                     float gradient = SIGNS ? whole - 2 * sum : sum;
+                    if constexpr (DECAY) {
+                        float x = (point - shared.sorted[min(left, OWN) / 2 * WIDTH + d]) * numbers.rate;
+                        float other_sum = shared.running[4 * b + quad][1][2 * threadIdx.x + h];
+                        // an own point far away from all others has no sums, and its factor may be infinite
+                        x = fminf(fmaxf(x, -100.0f), 100.0f);
+                        gradient = (power_of_two(x) * other_sum - power_of_two(-x) * sum) / 2 + apart[8 * b + 2 * quad + h];
+                    }
                     gradient = (gradient + norm_slope(point, 0) * whole) / numbers.tau;
                     grad[place] = gradient;
                     // an offset of all points changes nothing but the rounding
-                    moments += double(point - (STATIONARY && origin ? origin[d] : 0.0f)) * double(gradient);
+                    moments += double(point - (STATIONARY && first_key ? first_key[d] : 0.0f)) * double(gradient);
                 }
     }
     if (!moment) return;
