@@ -1,4 +1,4 @@
-"""The forward kernel of the tiled backend, run on the CPU: every path through it, against the definition in float64."""
+"""The kernels of the tiled backend, run on the CPU: every path through them, against the definition in float64."""
 
 import contextlib
 
@@ -8,8 +8,8 @@ import torch
 import sortattn
 from sortattn.ops.tiled import cuda
 
-from .cases import CASES, Shape, assert_close, draw
-from .definition import FORWARD
+from .cases import CASES, Shape, assert_close, cotangent, draw, leaves
+from .definition import FORWARD, GRADIENT
 from .emulation.emulator import AVAILABLE, EmulatedKernel
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs g++ on Linux, and its halves")
@@ -74,6 +74,60 @@ def test_every_path_of_the_forward_kernel_computes_the_definition(name):
     # values that halves cannot hold
     compare(name, query, key, value * 1e-30)
     compare(name, query, key, value * 1e30)
+
+
+def compare_gradients(name, inputs, gradient, **options):
+    """Of queries, keys, values and the bandwidth."""
+    kernel = CASES[name].kernel
+    # half of the leading dimensions have another bandwidth
+    bandwidth = torch.linspace(1.0, 1.2, inputs[0].shape[0]) * CASES[name].bandwidth(inputs[0].shape[-1])
+
+    def gradients(dtype, backend):
+        points = leaves(*(part.to(dtype) for part in (*inputs, bandwidth)))
+        output = sortattn.kernel_attention(*points[:3], kernel, bandwidth=points[3], backend=backend, **options)
+        return torch.autograd.grad(output, points, gradient.to(dtype))
+
+    for actual, wanted in zip(gradients(torch.float32, "tiled"), gradients(torch.float64, "reference"), strict=True):
+        assert_close(actual, wanted, GRADIENT[torch.float32])
+
+
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump"])
+def test_every_path_of_the_backward_kernels_computes_the_definition(name):
+    shape = Shape((1,), 70, 80, 33, 20)
+    inputs, gradient = draw(shape, torch.float32), cotangent(shape, torch.float32)
+    compare_gradients(name, inputs, gradient, is_causal=True)
+    # ties are the rule, and a part of the keys is masked
+    coarse = [*((part * 4).round() / 4 for part in inputs[:2]), inputs[2]]
+    mask = torch.rand(1, 80, generator=torch.Generator().manual_seed(2)) < 0.6
+    compare_gradients(name, coarse, gradient, key_mask=mask)
+    # few dimensions and odd rows, which no 16 bytes hold; points far out, where factors do not serve
+    small = Shape((2,), 5, 70, 3, 5)
+    inputs, gradient = draw(small, torch.float32), cotangent(small, torch.float32)
+    inputs[0][0, 0, 1] = 40.0
+    compare_gradients(name, inputs, gradient)
+
+
+@pytest.mark.parametrize("name", ["laplace", "riesz"])
+def test_the_gradients_of_kernels_of_a_distance(name):
+    shape = Shape((1,), 10, 70, 6, 5)
+    compare_gradients(name, draw(shape, torch.float32), cotangent(shape, torch.float32), is_causal=True)
+
+
+def test_grouped_heads_have_gradients_of_their_own_queries():
+    shape = Shape((1, 2), 40, 70, 6, 5)
+    query, key, value = draw(shape, torch.float32)
+    shared = [query, key[:, :1], value[:, :1]]
+    gradient = cotangent(shape, torch.float32)
+    for causal in (False, True):
+        options = dict(backend="tiled", enable_gqa=True, is_causal=causal)
+        points = leaves(*shared)
+        actual = torch.autograd.grad(sortattn.kernel_attention(*points, "add_riesz", **options), points, gradient)
+        points = leaves(*(part.double() for part in shared))
+        options["backend"] = "reference"
+        output = sortattn.kernel_attention(*points, "add_riesz", **options)
+        wanted = torch.autograd.grad(output, points, gradient.double())
+        for one, other in zip(actual, wanted, strict=True):
+            assert_close(one, other, GRADIENT[torch.float32])
 
 
 @pytest.mark.slow

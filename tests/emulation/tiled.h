@@ -73,4 +73,22 @@ static void multiply_halves(float (&sums)[4], const unsigned (&a)[4], const unsi
     }
     emulator::wait_for_warp();
 }
-static void multiply(float &, float &, float &, float &, const unsigned (&)[4], const unsigned (&)[2]);
+// of numbers with 11 digits: what tensor cores do not read is cut off
+static void multiply(float &s, float &t, float &u, float &v, const unsigned (&a)[4], const unsigned (&b)[2]) {
+    unsigned (&warp)[32][6] = fragments[emulator::me / 32];
+    int lane = emulator::me % 32;
+    std::copy(a, a + 4, warp[lane]);
+    std::copy(b, b + 2, warp[lane] + 4);
+    emulator::wait_for_warp();
+    float *sums[4] = {&s, &t, &u, &v};
+    for (int e = 0; e < 4; ++e) {
+        int row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
+        double sum = *sums[e];
+        for (int k = 0; k < 8; ++k) {
+            unsigned left = warp[row % 8 * 4 + k % 4][row / 8 + k / 4 * 2], right = warp[column * 4 + k % 4][4 + k / 4];
+            sum += double(__uint_as_float(left & 0xffffe000)) * __uint_as_float(right & 0xffffe000);
+        }
+        *sums[e] = sum;
+    }
+    emulator::wait_for_warp();
+}

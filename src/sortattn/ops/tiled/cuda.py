@@ -34,7 +34,8 @@ _SHARED = 72 << 10
 # of the forward pass in float32: factors of e^-|s - t| take twice the room
 _TILES, _FACTORS = 73 << 10, 98 << 10
 # of slopes with one step, with three, and with factors
-_PLACES = {AddRiesz.name: 87 << 10, AddBump.name: 105 << 10, AddLaplace.name: 101 << 10}
+_PLACES = {AddRiesz.name: 88 << 10, AddBump.name: 106 << 10, AddLaplace.name: 79 << 10}
+_SLOPE_THREADS = 256
 # columns that are summed at a time, and the most of them
 _CHUNK, _WIDEST = 64, 256
 # heads that every block of the forward pass looks through by itself
@@ -232,14 +233,14 @@ def _backward_by_steps(
     sums = torch.empty_like(grad) if normalised else grad
     prepare = kernel_of("prepare", call.kernel, call.dtype, False)
     prepare(
-        (-(-(queries + keys) // (_THREADS // 32)),), _THREADS, grad, rows, total, value, sums, grad_total,
+        (-(-(queries + keys) // (_SLOPE_THREADS // 32)),), _SLOPE_THREADS, grad, rows, total, value, sums, grad_total,
         halves, scales, halves[queries:], scales[queries:], queries, keys, call.channels, int(normalised),
     )  # fmt: skip
     blocks = call.problems * (call.blocks(call.rows) + call.blocks(call.columns))
     moments = None if bandwidth is None else query.new_empty(blocks, dtype=torch.float64)
     slopes = kernel_of("slopes", call.kernel, call.dtype, False)
     slopes(
-        (blocks,), _THREADS, query, key, halves, scales, grad_total, halves[queries:], scales[queries:],
+        (blocks,), _SLOPE_THREADS, query, key, halves, scales, grad_total, halves[queries:], scales[queries:],
         weight, bandwidth, *gradients[:2], moments, call.problems, *call.sizes[:3], call.each, call.causal,
         float(call.tau), shared=shared_of("slopes", call.kernel, call.dtype),
     )  # fmt: skip

@@ -1,8 +1,8 @@
 // The gradients of queries and keys of an additive kernel whose slope is made of steps, in float32:
 // sum over n of dS[m][n] slope(q[m][d] - k[n][d]), tile by tile; nothing of size M x N leaves the chip.
 //
-// A block has 64 rows of its own, queries or keys, and walks over the rows of the other kind, 64 at a time; a warp has
-// 16 of its own. The own rows are sorted in every dimension, once; a coordinate of another row is then a place among
+// A block has 64 rows of its own, queries or keys, and walks over the rows of the other kind, 64 at a time; two warps have
+// 16 of its own, each of them half of the dimensions. The own rows are sorted in every dimension, once; a coordinate of another row is then a place among
 // them, and a step one addition of halves that saturates: two at a time, exact, with its mean at a tie. The steps of one
 // own row, 16 dimensions and 16 other rows are an operand of tensor cores; the other is dS, a large and a small half in
 // columns side by side, so that the product has the digits of float32. The same call has the same bits.
@@ -14,7 +14,7 @@
 
 // whether slopes are steps times e^-|s - t|, in factors
 constexpr bool DECAY = KIND == ADD_LAPLACE;
-constexpr int THREADS = 128, OWN = 64, OTHER = DECAY ? 32 : 64, WIDTH = 64;
+constexpr int THREADS = 256, OWN = 64, OTHER = DECAY ? 32 : 64, WIDTH = 64;
 // words of a row of halves in global memory, large ones and then small ones, and in a tile
 constexpr int PACKED = WIDTH, PACKED_STRIDE = PACKED + 16;
 // words of a row of places: neighbouring lanes meet different banks
@@ -28,6 +28,11 @@ constexpr int FACTORS_OF = DECAY ? 4 : 0, SUMS = DECAY ? 2 : 1;
 // what a tile holds of an other row beside its vectors: dS is their product times `scale`, and `more`
 struct Row {
     float scale, more;
+};
+
+// dS as halves, of a lane, of four own rows and half of the others
+struct alignas(OTHER / 4) Weights {
+    unsigned x[OTHER / 16];
 };
 
 struct Shared {
@@ -44,8 +49,10 @@ struct Shared {
     unsigned places[STEPS + FACTORS_OF][WIDTH * PLACES];
     // of own row m, 16 dimensions b and g: halves of dimensions g and g + 8
     unsigned ranks[OWN * WIDTH / 2];
-    // a thread's sums, of 16 dimensions and four own rows
-    float running[16][SUMS][2 * THREADS];
+    Weights weights[OWN / 16][4][2][32];
+    // the largest of a row of dS, in both halves of the other rows
+    float most[2][OWN];
+    float totals[OWN];
     Row other[OTHER];
     int own_mark[OWN], other_mark[OTHER];
 };
@@ -99,9 +106,13 @@ inline unsigned rest(unsigned part, unsigned x) {
 
 // ---- vectors as halves
 
-struct Sizes {
-    long long rows, columns, dims, channels, each, causal;
-};
+// The power of two that brings numbers up to `most` into the reach of halves, and the one that undoes it.
+inline void reach_of(float most, float &up, float &down) {
+    // not below 14, so that both are normal numbers
+    int exponent = max(__float_as_int(most) >> 23, 14);
+    up = __int_as_float((2 * 127 + 13 - exponent) << 23), down = __int_as_float((exponent - 13) << 23);
+}
+
 
 // A row of a matrix of at most 64 columns times `factor`, scaled to what halves hold, as large and small halves; returns
 // what undoes the scale. A warp has a row.
@@ -110,8 +121,8 @@ inline float write_halves(const float *row, int width, float factor, unsigned *t
     float x = column < width ? row[column] * factor : 0.0f, y = column + 1 < width ? row[column + 1] * factor : 0.0f;
     float most = fmaxf(fabsf(x), fabsf(y));
     for (int other = 16; other; other /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, other));
-    int exponent = max(__float_as_int(most) >> 23, 14);
-    float up = __int_as_float((2 * 127 + 13 - exponent) << 23), down = __int_as_float((exponent - 13) << 23);
+    float up, down;
+    reach_of(most, up, down);
     unsigned large, small;
     split(x * up, y * up, large, small);
     to[lane] = large;
@@ -181,7 +192,7 @@ inline void search(const float *tile, int column, int (&found)[N], Below below) 
         if (below(at(tile, found[k]), k)) found[k] += BYTES;
 }
 
-// a thread has a dimension, and every second half of the other rows
+// a thread has a dimension, and a part of the other rows
 template <int STEP> inline void find_places(Shared &shared, const Numbers &numbers) {
     int d = threadIdx.x % WIDTH, start = threadIdx.x / WIDTH * (OTHER * WIDTH / THREADS);
     constexpr int N = 8;
@@ -246,23 +257,25 @@ inline void sort(float (&x)[32]) {
                 }
 }
 
-// own points in order, and the ranks; two threads have a dimension
+// own points in order, and the ranks; first two threads have a dimension, and then four
 inline void sort_own(Shared &shared, const float *points, int count, int dims, float scale) {
     int d = threadIdx.x % WIDTH, part = threadIdx.x / WIDTH;
     auto point = [&](int row) {
         return row >= count ? infinity() : d < dims ? points[(long long)row * dims + d] * scale : 0.0f;
     };
-    float x[32];
+    if (part < 2) {
+        float x[32];
 #pragma unroll
-    for (int i = 0; i < 32; ++i) x[i] = point(part * 32 + i);
-    sort(x);
+        for (int i = 0; i < 32; ++i) x[i] = point(part * 32 + i);
+        sort(x);
 #pragma unroll
-    for (int i = 0; i < 32; ++i) shared.runs[(part * 32 + i) * WIDTH + d] = x[i];
+        for (int i = 0; i < 32; ++i) shared.runs[(part * 32 + i) * WIDTH + d] = x[i];
+    }
     __syncthreads();
     const float *yours = shared.runs + (1 - part) * 32 * WIDTH;
     constexpr int N = 8;
 #pragma unroll 1
-    for (int i = 0; i < 32; i += N) {
+    for (int i = part < 2 ? 0 : 32; i < 32; i += N) {
         float own[N];
         int found[N];
 #pragma unroll
@@ -276,7 +289,7 @@ inline void sort_own(Shared &shared, const float *points, int count, int dims, f
     __syncthreads();
     unsigned short *ranks = reinterpret_cast<unsigned short *>(shared.ranks);
 #pragma unroll 1
-    for (int i = part * 32; i < part * 32 + 32; i += N) {
+    for (int i = part * 16; i < part * 16 + 16; i += N) {
         float own[N];
         int found[N];
 #pragma unroll
@@ -301,15 +314,15 @@ struct Side {
 };
 
 struct Problem {
-    Sizes sizes;
+    int rows, columns, dims, each;
+    bool causal;
     const float *weight, *grad_total;
     // own rows are keys
     bool keys;
 
     // Own marks are above the other marks that they see; those of keys that see queries have changed their signs.
     int mark(bool key, int row) const {
-        int found = key ? key_mark(row, sizes.columns, weight)
-                        : query_mark(row, sizes.rows, sizes.columns, sizes.each, sizes.causal);
+        int found = key ? key_mark(row, columns, weight) : query_mark(row, rows, columns, each, causal);
         return keys ? -found : found;
     }
 };
@@ -358,43 +371,53 @@ inline int next_tile(Shared &shared, const Problem &problem, const Side &other, 
     return first;
 }
 
-// lane t of a group of four holds row 2 t + q % 2 + 8 (q / 2) of quad q: what the lanes of that row have
-inline float of_row(const float (&rows)[2], int quad) {
-    int t = threadIdx.x % 4;
-    return __shfl_sync(~0u, rows[quad / 2], (2 * t + quad % 2) * 4);
-}
+// where a thread is: 16 own rows from `base` on, `half` of the other rows, and then of the dimensions
+struct Lane {
+    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, group = threadIdx.x / 32 % 4, half = threadIdx.x / 128;
+    int base = group * 16;
+    // of quad q, and of 16 dimensions b
+    int row(int quad) const { return base + 2 * t + quad % 2 + quad / 2 * 8; }
+    int dim(int b, int h) const { return 32 * half + 16 * b + 8 * h + g; }
+};
 
-// sums[][i] += what 16 other rows add to own row i of a quad, 16 dimensions and the other rows' part `s` of `place`
-template <int ALL, int S> inline void add_steps(unsigned rank, const unsigned (&place)[ALL][S][4], int s,
-                                                const unsigned (&weights)[2], float (&sums)[SUMS][4][4], int i) {
-    auto steps_at = [&](int step, unsigned (&steps)[4]) {
+// what 16 other rows, part `s` of `place`, add to four own rows in 16 dimensions
+template <int ALL, int S> inline void add_steps(const unsigned (&rank)[4], const unsigned (&place)[ALL][S][4], int s,
+                                                const unsigned (&weights)[2], float (&sums)[SUMS][4][4]) {
+    auto steps_at = [&](int i, int step, unsigned (&steps)[4]) {
         const unsigned (&at)[4] = place[step][s];
-        steps[0] = step_first(rank, at[0]), steps[1] = step_second(rank, at[1]);
-        steps[2] = step_first(rank, at[2]), steps[3] = step_second(rank, at[3]);
+        steps[0] = step_first(rank[i], at[0]), steps[1] = step_second(rank[i], at[1]);
+        steps[2] = step_first(rank[i], at[2]), steps[3] = step_second(rank[i], at[3]);
     };
-    unsigned steps[4];
-    steps_at(0, steps);
     if constexpr (DECAY) {
 #pragma unroll
-        for (int small = 1; small >= 0; --small) {
-            unsigned rise[4], fall[4];
+        for (int i = 0; i < 4; ++i) {
+            unsigned steps[4];
+            steps_at(i, 0, steps);
 #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                rise[e] = times(steps[e], place[1 + small][s][e]);
-                fall[e] = rest(steps[e], place[3 + small][s][e]);
+            for (int small = 1; small >= 0; --small) {
+                unsigned rise[4], fall[4];
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    rise[e] = times(steps[e], place[1 + small][s][e]);
+                    fall[e] = rest(steps[e], place[3 + small][s][e]);
+                }
+                multiply_halves(sums[0][i], rise, weights);
+                multiply_halves(sums[1][i], fall, weights);
             }
-            multiply_halves(sums[0][i], rise, weights);
-            multiply_halves(sums[1][i], fall, weights);
         }
-    } else if constexpr (STEPS > 1) {
-        multiply_halves(sums[0][i], steps, {times(weights[0], MINUS_TWO), times(weights[1], MINUS_TWO)});
+    } else {
 #pragma unroll
-        for (int step = 1; step < STEPS; ++step) {
-            steps_at(step, steps);
-            multiply_halves(sums[0][i], steps, weights);
+        for (int step = 0; step < STEPS; ++step) {
+            unsigned those[2] = {weights[0], weights[1]};
+            if (STEPS > 1 && step == 0) those[0] = times(those[0], MINUS_TWO), those[1] = times(those[1], MINUS_TWO);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                unsigned steps[4];
+                steps_at(i, step, steps);
+                multiply_halves(sums[0][i], steps, those);
+            }
         }
-    } else
-        multiply_halves(sums[0][i], steps, weights);
+    }
 }
 
 // of four own rows that of lane t, from its columns of large and small halves
@@ -406,22 +429,23 @@ inline float of_four(const float (&sums)[4][4], int e) {
 }
 
 // sums of a tile one by one, where factors are out of reach
-inline void add_apart(Shared &shared, const Side &own, const float (&score)[OTHER / 8][4], int first, int dims,
-                      const Numbers &numbers, float (&apart)[DECAY ? 32 : 1]) {
+inline void add_apart(Shared &shared, const Side &own, const float (&score)[OTHER / 16][4], int first, int dims,
+                      const Numbers &numbers, float (&apart)[DECAY ? 16 : 1]) {
     if constexpr (DECAY) {
         constexpr int STRIDE = OTHER + 1;
         static_assert(OWN * STRIDE <= OTHER * PACKED_STRIDE, "scores are larger than the vectors");
-        int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, base = threadIdx.x / 32 * 16;
+        Lane lane;
         float *scores = reinterpret_cast<float *>(shared.vectors);
 #pragma unroll
-        for (int j = 0; j < OTHER / 8; ++j)
+        for (int j = 0; j < OTHER / 16; ++j)
 #pragma unroll
             for (int e = 0; e < 4; ++e)
-                scores[(base + g + e / 2 * 8) * STRIDE + 8 * j + 2 * t + e % 2] = score[j][e];
+                scores[(lane.base + lane.g + e / 2 * 8) * STRIDE + lane.half * OTHER / 2 + 8 * j + 2 * lane.t + e % 2] =
+                    score[j][e];
         __syncthreads();
 #pragma unroll 1
-        for (int i = 0; i < 32; ++i) {
-            int quad = i / 2 % 4, d = i / 8 * 16 + i % 2 * 8 + g, row = base + 2 * t + quad % 2 + quad / 2 * 8;
+        for (int i = 0; i < 16; ++i) {
+            int row = lane.row(i / 2 % 4), d = lane.dim(i / 8, i % 2);
             float point = first + row < own.count && d < dims ? own.points[(long long)(first + row) * dims + d] : 0.0f;
             float sum = 0;
 #pragma unroll 4
@@ -432,39 +456,116 @@ inline void add_apart(Shared &shared, const Side &own, const float (&score)[OTHE
     }
 }
 
+// dS of own rows g and g + 8 of a lane's group and of half of the other rows, 8 j + 2 t + e
+struct Scores {
+    const uint4 *vectors[2];
+    float scale[2], more[2], total[2] = {};
+    int mark[2];
+
+    Scores(const Shared &shared, const Problem &problem, const Side &own, int first) {
+        Lane lane;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            int row = lane.base + lane.g + 8 * r, there = min(first + row, own.count - 1);
+            vectors[r] = reinterpret_cast<const uint4 *>(own.vectors + (long long)there * PACKED) + lane.t;
+            scale[r] = own.scale[there];
+            more[r] = problem.keys ? 0.0f : problem.grad_total[there];
+            mark[r] = shared.own_mark[row];
+        }
+    }
+
+    // the largest of each row is in shared memory then
+    void make(Shared &shared, float (&score)[OTHER / 16][4]) {
+        Lane lane;
+        // 16 columns by 16; large halves and small ones
+        uint4 mine[2][2][2];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) mine[i / 4][i / 2 % 2][i % 2] = vectors[i / 4][i / 2 % 2 * 8 + i % 2 * 4];
+        float most[2] = {}, fresh[2] = {};
+#pragma unroll
+        for (int j = 0; j < OTHER / 16; ++j) {
+            int first = lane.half * OTHER / 2 + 8 * j;
+            const uint4 *row = reinterpret_cast<const uint4 *>(shared.vectors + (first + lane.g) * PACKED_STRIDE);
+            uint4 yours[2][2];
+#pragma unroll
+            for (int part = 0; part < 2; ++part)
+#pragma unroll
+                for (int c = 0; c < 2; ++c) yours[part][c] = row[part * 8 + c * 4 + lane.t];
+            // three products at a time do not wait for each other
+            float sums[3][4] = {};
+#pragma unroll
+            for (int c = 0; c < 2; ++c)
+#pragma unroll
+                for (int product = 0; product < 3; ++product) {
+                    uint4 up = mine[0][product == 1][c], low = mine[1][product == 1][c], b = yours[product == 0][c];
+                    multiply_halves(sums[product], {up.x, low.x, up.y, low.y}, {b.x, b.y});
+                }
+#pragma unroll
+            for (int c = 0; c < 2; ++c)
+#pragma unroll
+                for (int product = 0; product < 3; ++product) {
+                    uint4 up = mine[0][product == 1][c], low = mine[1][product == 1][c], b = yours[product == 0][c];
+                    multiply_halves(sums[product], {up.z, low.z, up.w, low.w}, {b.z, b.w});
+                }
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                int n = first + 2 * lane.t + e % 2, r = e / 2;
+                Row its = shared.other[n];
+                float sum = sums[2][e] + (sums[0][e] + sums[1][e]);
+                sum = fmaf(sum, scale[r] * its.scale, more[r] + its.more);
+                score[j][e] = sum = shared.other_mark[n] < mark[r] ? sum : 0.0f;
+                most[r] = fmaxf(most[r], fabsf(sum));
+                fresh[r] += sum;
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
+            most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
+            shared.most[lane.half][lane.base + lane.g + 8 * r] = most[r];
+            total[r] += fresh[r];
+        }
+    }
+};
+
+// dS as columns of the other operand, of a lane and half of the other rows: large halves of an own row, its small ones
+inline void keep_weights(Shared &shared, const float (&score)[OTHER / 16][4]) {
+    Lane lane;
+    Weights quads[4];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        int row = lane.base + lane.g + 8 * r;
+        float up, down;
+        reach_of(fmaxf(shared.most[0][row], shared.most[1][row]), up, down);
+#pragma unroll
+        for (int j = 0; j < OTHER / 16; ++j) {
+            unsigned large, small;
+            split(score[j][2 * r] * up, score[j][2 * r + 1] * up, large, small);
+            // of the neighbouring row
+            small = __shfl_xor_sync(~0u, small, 4);
+            quads[2 * r].x[j] = lane.g % 2 ? small : large;
+            quads[2 * r + 1].x[j] = lane.g % 2 ? large : small;
+        }
+    }
+#pragma unroll
+    for (int quad = 0; quad < 4; ++quad) shared.weights[lane.group][quad][lane.half][threadIdx.x % 32] = quads[quad];
+}
+
 inline void slopes_of(const Problem &problem, const Side &own, const Side &other, int first, const Numbers &numbers,
                       const float *first_key, float *grad, double *moment) {
     Shared &shared = *reinterpret_cast<Shared *>(memory);
-    int dims = problem.sizes.dims, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, base = threadIdx.x / 32 * 16;
-    int left = own.count - first;
+    Lane lane;
+    int dims = problem.dims, left = own.count - first;
     if (threadIdx.x < OWN) shared.own_mark[threadIdx.x] = problem.mark(problem.keys, first + threadIdx.x);
     sort_own(shared, own.points + (long long)first * dims, left, dims, numbers.scale);
     __syncthreads();
     int reach = shared.own_mark[0];
     for (int i = 1; i < OWN; ++i) reach = max(reach, shared.own_mark[i]);
 
-    // own vectors, 16 columns by 16: rows g and g + 8; large halves and small ones
-    uint4 mine[2][2][2];
-    float own_scale[2], own_more[2];
-    int own_mark[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        int row = first + base + g + 8 * r, there = min(row, own.count - 1);
-        const uint4 *from = reinterpret_cast<const uint4 *>(own.vectors + (long long)there * PACKED);
-#pragma unroll
-        for (int part = 0; part < 2; ++part)
-#pragma unroll
-            for (int c = 0; c < 2; ++c) mine[r][part][c] = from[part * 8 + c * 4 + t];
-        own_scale[r] = own.scale[there];
-        own_more[r] = problem.keys ? 0.0f : problem.grad_total[there];
-        own_mark[r] = shared.own_mark[base + g + 8 * r];
-    }
-
-    float total[2] = {};
+    Scores scores(shared, problem, own, first);
+    float running[SUMS][2][4][2] = {};
     // of tiles that factors do not serve
-    float apart[DECAY ? 32 : 1] = {};
-    for (int i = 0; i < 16 * SUMS; ++i)
-        *reinterpret_cast<float2 *>(shared.running[i / SUMS][i % SUMS] + 2 * threadIdx.x) = {0, 0};
+    float apart[DECAY ? 16 : 1] = {};
     // a point in the middle of the own ones
     float origin = DECAY ? shared.sorted[min(left, OWN) / 2 * WIDTH + threadIdx.x % WIDTH] : 0.0f;
     int now = next_tile(shared, problem, other, 0, reach);
@@ -473,79 +574,30 @@ inline void slopes_of(const Problem &problem, const Side &own, const Side &other
     while (now < other.count) {
         arrive();
         __syncthreads();
+        float score[OTHER / 16][4];
+        scores.make(shared, score);
         find_places<0>(shared, numbers);
         if constexpr (STEPS > 1) find_places<1>(shared, numbers), find_places<2>(shared, numbers);
         bool far = DECAY && find_factors(shared, origin, numbers.rate, other.count - now);
-
-        // dS of rows g and g + 8 and others 8 j + 2 t + e
-        float score[OTHER / 8][4];
-#pragma unroll
-        for (int j = 0; j < OTHER / 8; ++j) {
-            float (&sum)[4] = score[j];
-            sum[0] = sum[1] = sum[2] = sum[3] = 0;
-            const uint4 *row = reinterpret_cast<const uint4 *>(shared.vectors + (8 * j + g) * PACKED_STRIDE) + t;
-            uint4 yours[2][2] = {{row[0], row[4]}, {row[8], row[12]}};
-            auto add = [&](int one, int next) {
-#pragma unroll
-                for (int c = 0; c < 2; ++c) {
-                    uint4 up = mine[0][one][c], low = mine[1][one][c], b = yours[next][c];
-                    multiply_halves(sum, {up.x, low.x, up.y, low.y}, {b.x, b.y});
-                    multiply_halves(sum, {up.z, low.z, up.w, low.w}, {b.z, b.w});
-                }
-            };
-            add(0, 1);
-            add(1, 0);
-            add(0, 0);
-        }
-        float most[2] = {}, fresh_total[2] = {};
-#pragma unroll
-        for (int j = 0; j < OTHER / 8; ++j)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                int n = 8 * j + 2 * t + e % 2, r = e / 2;
-                Row its = shared.other[n];
-                float sum = fmaf(score[j][e], own_scale[r] * its.scale, own_more[r] + its.more);
-                score[j][e] = sum = shared.other_mark[n] < own_mark[r] ? sum : 0.0f;
-                most[r] = fmaxf(most[r], fabsf(sum));
-                fresh_total[r] += sum;
-            }
-        float up[2], down[2];
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
-            most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
-            int exponent = max(__float_as_int(most[r]) >> 23, 14);
-            up[r] = __int_as_float((2 * 127 + 13 - exponent) << 23), down[r] = __int_as_float((exponent - 13) << 23);
-            total[r] += fresh_total[r];
-        }
-        // columns of the other operand: the large halves of an own row, and its small ones
-        unsigned weights[4][OTHER / 8];
-#pragma unroll
-        for (int j = 0; j < OTHER / 8; ++j)
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                unsigned large, small;
-                split(score[j][2 * r] * up[r], score[j][2 * r + 1] * up[r], large, small);
-                // of the neighbouring row
-                small = __shfl_xor_sync(~0u, small, 4);
-                weights[2 * r][j] = g % 2 ? small : large;
-                weights[2 * r + 1][j] = g % 2 ? large : small;
-            }
-        if (__syncthreads_or(far)) {
+        far = __syncthreads_or(far);
+        if (far) {
             add_apart(shared, own, score, first, dims, numbers, apart);
             __syncthreads();
-            now = next_tile(shared, problem, other, now + OTHER, reach);
-            if (now < other.count) fetch(shared, other, now, dims);
-            continue;
-        }
-        int after = next_tile(shared, problem, other, now + OTHER, reach);
-        if (after < other.count) fetch(shared, other, after, dims);
+        } else
+            keep_weights(shared, score);
+        now = next_tile(shared, problem, other, now + OTHER, reach);
+        if (now < other.count) fetch(shared, other, now, dims);
+        if (far) continue;
+        __syncthreads();
 
         float back[4];
 #pragma unroll
-        for (int quad = 0; quad < 4; ++quad) back[quad] = of_row(down, quad);
-#pragma unroll 1
-        for (int b = 0; b < 4; ++b) {
+        for (int quad = 0; quad < 4; ++quad) {
+            float up;
+            reach_of(fmaxf(shared.most[0][lane.row(quad)], shared.most[1][lane.row(quad)]), up, back[quad]);
+        }
+#pragma unroll
+        for (int b = 0; b < 2; ++b) {
             constexpr int ALL = STEPS + FACTORS_OF;
             unsigned place[ALL][OTHER / 16][4];
 #pragma unroll
@@ -555,58 +607,68 @@ inline void slopes_of(const Problem &problem, const Side &own, const Side &other
 #pragma unroll
                     for (int e = 0; e < 4; ++e)
                         place[step][s][e] =
-                            shared.places[step][(16 * b + g + e % 2 * 8) * PLACES + 8 * s + e / 2 * 4 + t];
+                            shared.places[step][lane.dim(b, e % 2) * PLACES + 8 * s + e / 2 * 4 + lane.t];
 #pragma unroll
             for (int quad = 0; quad < 4; ++quad) {
-                float sums[SUMS][4][4];
+                unsigned rank[4];
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    int row = base + 2 * i + quad % 2 + quad / 2 * 8;
-                    unsigned rank = shared.ranks[(row * 4 + b) * 8 + g];
+                    int row = lane.base + 2 * i + quad % 2 + quad / 2 * 8;
+                    rank[i] = shared.ranks[(row * 4 + 2 * lane.half + b) * 8 + lane.g];
+                }
+                const Weights (&from)[2][32] = shared.weights[lane.group][quad];
+                Weights halves[2] = {from[0][threadIdx.x % 32], from[1][threadIdx.x % 32]};
+                float sums[SUMS][4][4] = {};
 #pragma unroll
-                    for (int e = 0; e < 4 * SUMS; ++e) sums[e / 4][i][e % 4] = 0;
-#pragma unroll
-                    for (int s = 0; s < OTHER / 16; ++s)
-                        add_steps(rank, place, s, {weights[quad][2 * s], weights[quad][2 * s + 1]}, sums, i);
+                for (int s = 0; s < OTHER / 16; ++s) {
+                    constexpr int EACH = OTHER / 16;
+                    const Weights &part = halves[2 * s / EACH];
+                    add_steps(rank, place, s, {part.x[2 * s % EACH], part.x[2 * s % EACH + 1]}, sums);
                 }
 #pragma unroll
-                for (int which = 0; which < SUMS; ++which) {
-                    float (&sum)[4][4] = sums[which];
-                    float2 &place = *reinterpret_cast<float2 *>(shared.running[4 * b + quad][which] + 2 * threadIdx.x);
-                    float2 old = place;
-                    place = {fmaf(of_four(sum, 0), back[quad], old.x), fmaf(of_four(sum, 2), back[quad], old.y)};
-                }
+                for (int which = 0; which < SUMS; ++which)
+#pragma unroll
+                    for (int h = 0; h < 2; ++h) {
+                        float &sum = running[which][b][quad][h];
+                        sum = fmaf(of_four(sums[which], 2 * h), back[quad], sum);
+                    }
             }
         }
-        now = after;
     }
 
+    // the two warps of 16 own rows put their totals together
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
-        for (int x = 1; x < 4; x *= 2) total[r] += __shfl_xor_sync(~0u, total[r], x);
+    for (int r = 0; r < 2; ++r) {
+        for (int x = 1; x < 4; x *= 2) scores.total[r] += __shfl_xor_sync(~0u, scores.total[r], x);
+        if (lane.half == 0) shared.totals[lane.base + lane.g + 8 * r] = scores.total[r];
+    }
+    __syncthreads();
+    if (lane.half && lane.t == 0)
+        for (int r = 0; r < 2; ++r) shared.totals[lane.base + lane.g + 8 * r] += scores.total[r];
+    __syncthreads();
     double moments = 0;
 #pragma unroll
     for (int quad = 0; quad < 4; ++quad) {
-        int row = first + base + 2 * t + quad % 2 + quad / 2 * 8;
-        float whole = of_row(total, quad);
+        int row = first + lane.row(quad);
+        float total = shared.totals[lane.row(quad)];
         if (row < own.count)
 #pragma unroll
-            for (int b = 0; b < 4; ++b)
+            for (int b = 0; b < 2; ++b)
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
-                    int d = 16 * b + 8 * h + g;
+                    int d = lane.dim(b, h);
                     if (d >= dims) continue;
                     long long place = (long long)row * dims + d;
-                    float point = own.points[place], sum = shared.running[4 * b + quad][0][2 * threadIdx.x + h];
-                    float gradient = SIGNS ? whole - 2 * sum : sum;
+                    float point = own.points[place], sum = running[0][b][quad][h];
+                    float gradient = SIGNS ? total - 2 * sum : sum;
                     if constexpr (DECAY) {
-                        float x = (point - shared.sorted[min(left, OWN) / 2 * WIDTH + d]) * numbers.rate;
-                        float other_sum = shared.running[4 * b + quad][1][2 * threadIdx.x + h];
                         // an own point far away from all others has no sums, and its factor may be infinite
+                        float x = (point - shared.sorted[min(left, OWN) / 2 * WIDTH + d]) * numbers.rate;
                         x = fminf(fmaxf(x, -100.0f), 100.0f);
-                        gradient = (power_of_two(x) * other_sum - power_of_two(-x) * sum) / 2 + apart[8 * b + 2 * quad + h];
+                        gradient = power_of_two(x) * running[1][b][quad][h] - power_of_two(-x) * sum;
+                        gradient = gradient / 2 + apart[8 * b + 2 * quad + h];
                     }
-                    gradient = (gradient + norm_slope(point, 0) * whole) / numbers.tau;
+                    gradient = (gradient + norm_slope(point, 0) * total) / numbers.tau;
                     grad[place] = gradient;
                     // an offset of all points changes nothing but the rounding
                     moments += double(point - (STATIONARY && first_key ? first_key[d] : 0.0f)) * double(gradient);
@@ -614,14 +676,14 @@ inline void slopes_of(const Problem &problem, const Side &own, const Side &other
     }
     if (!moment) return;
     __syncthreads();
-    double *numbers_of_all = reinterpret_cast<double *>(memory);
-    numbers_of_all[threadIdx.x] = moments;
+    double *sums = reinterpret_cast<double *>(memory);
+    sums[threadIdx.x] = moments;
     __syncthreads();
     for (int half = THREADS / 2; half; half /= 2) {
-        if (threadIdx.x < half) numbers_of_all[threadIdx.x] += numbers_of_all[threadIdx.x + half];
+        if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
         __syncthreads();
     }
-    if (threadIdx.x == 0) *moment = numbers_of_all[0];
+    if (threadIdx.x == 0) *moment = sums[0];
 }
 
 // Blocks of queries come first, problem by problem, then those of keys. `moments`, if there are any: per block the sum of
@@ -636,14 +698,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (keys) block -= problems * down;
     long long p = block / (keys ? across : down);
     int tile = block % (keys ? across : down);
-    Problem problem{{rows, columns, dims, 0, each, causal}, weight ? weight + p * columns : nullptr,
+    Problem problem{int(rows), int(columns), int(dims), int(each), causal != 0, weight ? weight + p * columns : nullptr,
                     grad_total + p * rows, keys};
-    Side above{query + p * rows * dims, grad_halves + p * rows * PACKED, grad_scale + p * rows, int(rows)};
-    Side below{key + p * columns * dims, value_halves + p * columns * PACKED, value_scale + p * columns, int(columns)};
+    auto side = [&](bool of_keys) {
+        long long start = p * (of_keys ? columns : rows);
+        return Side{(of_keys ? key : query) + start * dims, (of_keys ? value_halves : grad_halves) + start * PACKED,
+                    (of_keys ? value_scale : grad_scale) + start, int(of_keys ? columns : rows)};
+    };
+    Side own = side(keys), other = side(!keys);
     Numbers numbers(bandwidth ? bandwidth[p] : float(tau), nullptr, 0);
     // the last queries first: with a causal mask they have the most to do
     int first = (keys ? tile : int(down) - 1 - tile) * OWN;
     float *grad = keys ? grad_key + p * columns * dims : grad_query + p * rows * dims;
-    slopes_of(problem, keys ? below : above, keys ? above : below, first, numbers, columns ? below.points : nullptr, grad,
+    slopes_of(problem, own, other, first, numbers, columns ? key + p * columns * dims : nullptr, grad,
               moments ? moments + blockIdx.x : nullptr);
 }
