@@ -38,7 +38,7 @@ def _as_on_a_device(device, monkeypatch):
     monkeypatch.setattr(cuda, "kernel_of", emulated(cuda.kernel_of))
     monkeypatch.setattr(cuda, "survey_of", emulated(cuda.survey_of))
     monkeypatch.setattr(cuda, "serves", lambda query, value, kernel: kernel in cuda.NAMES)
-    monkeypatch.setattr(cuda.torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(cuda, "on", lambda _: contextlib.nullcontext())
     # blocks look through the inputs by themselves, whatever the length
     monkeypatch.setattr(cuda, "_SHORT", 1 << 20)
 

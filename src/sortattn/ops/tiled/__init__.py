@@ -70,6 +70,7 @@ def _sum(problem: Problem, kernel: Kernel, query: Tensor, key: Tensor, normalise
     rows, _, _ = tiled_sum_directly(
         query, key, problem.value, problem.weight, None if fixed else problem.bandwidth, _parameters(kernel, query),
         problem.bandwidth if fixed else 0.0, kernel.name, problem.causal, problem.group, normalised,
+        problem.dtype.itemsize == 2,
     )  # fmt: skip
     return rows
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...cuda.launch import Kernel
+from ...cuda.launch import Kernel, on
 from ...cuda.support import trouble
 from ...kernels import (
     RIESZ_EPSILON,
@@ -56,23 +56,28 @@ def serves(query: Tensor, value: Tensor, kernel: str) -> bool:
 
 
 @lru_cache
-def kernel_of(entry: str, kernel: str, dtype: torch.dtype, wide: bool) -> Kernel:
-    """The function `entry` for a kernel and a type; `wide` for more than 64 dimensions or channels."""
+def kernel_of(entry: str, kernel: str, dtype: torch.dtype, wide: bool, coarse: bool = False) -> Kernel:
+    """The function `entry` for a kernel and a type; `wide` for more than 64 dimensions or channels.
+
+    `coarse` makes products of numbers with eleven digits.
+    """
     defines = (
         ("NUMBER", _TYPES[dtype]),
         ("KERNEL", kernel.upper()),
         ("CHUNKS", _WIDEST // _CHUNK if wide else 1),
         ("EPSILON", repr(RIESZ_EPSILON)),
     )
-    room = ("SHARED", shared_of(entry, kernel, dtype))
+    room = ("SHARED", shared_of(entry, kernel, dtype, coarse))
+    coarse = ("COARSE", int(coarse))
     if entry in ("forward", "forward_values") and dtype == torch.float32:
         # those that hold more, of factors or of sums in integers, have twice the registers
         blocks = 2 if wide or kernel in (AddLaplace.name, AddRiesz.name, Laplace.name) else 3
         return Kernel(
-            _FORWARD, "forward", (*defines, ("BLOCKS", blocks), room, ("REVERSED", int(entry == "forward_values")))
-        )
+            _FORWARD, "forward",
+            (*defines, ("BLOCKS", blocks), room, coarse, ("REVERSED", int(entry == "forward_values"))),
+        )  # fmt: skip
     if entry in ("prepare", "slopes"):
-        return Kernel(_SLOPES, entry, (*defines, ("BLOCKS", 2), room))
+        return Kernel(_SLOPES, entry, (*defines, ("BLOCKS", 2), room, coarse))
     defines += (("OWN", ROWS[dtype]), ("SHARED", _SHARED), ("BLOCKS", 3 if dtype == torch.float32 else 1))
     return Kernel(_TILED, entry, (*defines, ("FORWARD", 1)) if entry == "forward" else defines)
 
@@ -83,20 +88,20 @@ def survey_of(dtype: torch.dtype) -> Kernel:
     return Kernel(_SURVEY, "survey", (("NUMBER", _TYPES[dtype]),))
 
 
-def shared_of(entry: str, kernel: str, dtype: torch.dtype) -> int:
+def shared_of(entry: str, kernel: str, dtype: torch.dtype, coarse: bool) -> int:
     """Bytes of shared memory of a block."""
     if entry in ("prepare", "slopes"):
-        return _PLACES[kernel]
+        return _PLACES[AddBump.name if coarse and kernel == AddLaplace.name else kernel]
     if entry in ("forward", "forward_values") and dtype == torch.float32:
         return _FACTORS if kernel == AddLaplace.name else _TILES
     return 0 if entry == "backward_quotient" else _SHARED
 
 
 class _Call:
-    """What every launch for the same tensors has in common."""
+    """What every launch for the same tensors has in common; `each` is how many queries a head has."""
 
-    def __init__(self, query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group, each=None):
-        self.kernel, self.dtype = kernel, query.dtype
+    def __init__(self, query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group, coarse, each=None):
+        self.kernel, self.dtype, self.coarse = kernel, query.dtype, coarse
         self.problems, self.rows, self.dims = query.shape
         self.columns, self.channels = value.shape[1:]
         self.wide = max(self.dims, self.channels) > _CHUNK
@@ -117,8 +122,8 @@ class _Call:
 
     def launch(self, entry: str, rows: int, *arguments, passes: int = 1) -> None:
         """Launch a block for every tile of `rows` rows of every problem, `passes` times."""
-        kernel = kernel_of(entry, self.kernel, self.dtype, self.wide)
-        shared = shared_of(entry, self.kernel, self.dtype)
+        kernel = kernel_of(entry, self.kernel, self.dtype, self.wide, self.coarse)
+        shared = shared_of(entry, self.kernel, self.dtype, self.coarse)
         kernel((self.problems * self.blocks(rows), passes), _THREADS, *arguments, shared=shared)
 
     def survey(self) -> tuple[Tensor | None, int]:
@@ -158,10 +163,11 @@ def forward(
     causal: bool,
     group: int,
     normalised: bool,
+    coarse: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `tiled_sum` returns."""
-    with torch.cuda.device(query.device):
-        call = _Call(query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group)
+    with on(query.device):
+        call = _Call(query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group, coarse)
         out = query.new_empty(call.problems, call.rows, call.channels)
         total = query.new_empty(call.problems, call.rows)
         shift = query.new_empty(call.problems, call.rows if normalised and kernel == Laplace.name else 0)
@@ -189,10 +195,11 @@ def backward(
     causal: bool,
     group: int,
     normalised: bool,
+    coarse: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """What `tiled_sum_backward` returns."""
-    with torch.cuda.device(query.device):
-        call = _Call(query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group)
+    with on(query.device):
+        call = _Call(query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group, coarse)
         if call.dtype == torch.float32 and not call.wide and kernel in STEPS:
             return _backward_by_steps(call, grad.contiguous(), rows.contiguous(), total.contiguous(), normalised)
         grad, grad_total = grad.contiguous(), torch.zeros_like(total) if not normalised else torch.empty_like(total)
@@ -231,21 +238,23 @@ def _backward_by_steps(
     numbers = query.new_empty(2 * queries + keys)
     scales, grad_total = numbers.split((queries + keys, queries))
     sums = torch.empty_like(grad) if normalised else grad
-    prepare = kernel_of("prepare", call.kernel, call.dtype, False)
+    prepare = kernel_of("prepare", call.kernel, call.dtype, False, call.coarse)
     prepare(
         (-(-(queries + keys) // (_SLOPE_THREADS // 32)),), _SLOPE_THREADS, grad, rows, total, value, sums, grad_total,
         halves, scales, halves[queries:], scales[queries:], queries, keys, call.channels, int(normalised),
     )  # fmt: skip
     blocks = call.problems * (call.blocks(call.rows) + call.blocks(call.columns))
     moments = None if bandwidth is None else query.new_empty(blocks, dtype=torch.float64)
-    slopes = kernel_of("slopes", call.kernel, call.dtype, False)
+    slopes = kernel_of("slopes", call.kernel, call.dtype, False, call.coarse)
     slopes(
         (blocks,), _SLOPE_THREADS, query, key, halves, scales, grad_total, halves[queries:], scales[queries:],
         weight, bandwidth, *gradients[:2], moments, call.problems, *call.sizes[:3], call.each, call.causal,
-        float(call.tau), shared=shared_of("slopes", call.kernel, call.dtype),
+        float(call.tau), shared=shared_of("slopes", call.kernel, call.dtype, call.coarse),
     )  # fmt: skip
     # the gradients of the values are kernel sums too, of keys and queries
-    turned = _Call(key, query, sums, weight, bandwidth, None, call.tau, call.kernel, call.causal, 1, each=call.each)
+    turned = _Call(
+        key, query, sums, weight, bandwidth, None, call.tau, call.kernel, call.causal, 1, call.coarse, each=call.each
+    )
     found, slices = turned.survey()
     turned.launch(
         "forward_values", turned.rows, *turned.tensors, found, gradients[2], None, None, *turned.sizes, 0, slices,

@@ -8,7 +8,7 @@
 //
 // Set by cuda.py: NUMBER (float), KERNEL (a name of Kind), CHUNKS (blocks of 64 columns, one or at most four: then the
 // running sums lie in local memory), SHARED (bytes), BLOCKS (at least, on a multiprocessor), EPSILON (of the Riesz
-// kernels), REVERSED (1 for the gradients of the values: own rows are keys then, the others queries with the gradients of
+// kernels), COARSE (1 for inputs of 16 bits: products of halves alone), REVERSED (1 for the gradients of the values: own rows are keys then, the others queries with the gradients of
 // their sums in place of values).
 
 #include "kinds.cu"
@@ -353,8 +353,8 @@ inline void add_rows(const Shared &shared, const float (&scores)[4][8], float (&
             for (int i = 0; i < 2; ++i)
 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
-                    multiply_halves(fresh[i][j], large[s][i], less[j]);
-                    multiply_halves(fresh[i][j], small[s][i], more[j]);
+                    if (!COARSE) multiply_halves(fresh[i][j], large[s][i], less[j]);
+                    if (!COARSE) multiply_halves(fresh[i][j], small[s][i], more[j]);
                     multiply_halves(fresh[i][j], large[s][i], more[j]);
                 }
         }

@@ -8,22 +8,24 @@
 // columns side by side, so that the product has the digits of float32. The same call has the same bits.
 //
 // Set by cuda.py: NUMBER (float), KERNEL (a name of Kind), SHARED (bytes), BLOCKS (at least, on a multiprocessor),
-// EPSILON (of the Riesz kernels).
+// EPSILON (of the Riesz kernels), COARSE (1 for inputs of 16 bits: of two halves the large ones alone).
 
 #include "kinds.cu"
 
 // whether slopes are steps times e^-|s - t|, in factors
 constexpr bool DECAY = KIND == ADD_LAPLACE;
-constexpr int THREADS = 256, OWN = 64, OTHER = DECAY ? 32 : 64, WIDTH = 64;
+constexpr int THREADS = 256, OWN = 64, OTHER = DECAY && !COARSE ? 32 : 64, WIDTH = 64;
 // words of a row of halves in global memory, large ones and then small ones, and in a tile
 constexpr int PACKED = WIDTH, PACKED_STRIDE = PACKED + 16;
 // words of a row of places: neighbouring lanes meet different banks
 constexpr int PLACES = OTHER / 2 + 4;
 // steps that make a slope
 constexpr int STEPS = KIND == ADD_BUMP ? 3 : 1;
-// of powers of two that halves hold; one that rises and one that falls, both large and small halves
+// of powers of two that halves hold
 constexpr float MOST = 14.0f;
-constexpr int FACTORS_OF = DECAY ? 4 : 0, SUMS = DECAY ? 2 : 1;
+// halves of a number; of a factor that rises, and of one that falls
+constexpr int PARTS = COARSE ? 1 : 2;
+constexpr int FACTORS_OF = DECAY ? 2 * PARTS : 0, SUMS = DECAY ? 2 : 1;
 
 // what a tile holds of an other row beside its vectors: dS is their product times `scale`, and `more`
 struct Row {
@@ -235,8 +237,10 @@ inline bool find_factors(Shared &shared, float origin, float rate, int count) {
             rise[e] = power_of_two(x + 1), fall[e] = power_of_two(1 - x);
         }
         int place = d * PLACES + (start + i) / 2;
-        split(rise[0], rise[1], shared.places[1][place], shared.places[2][place]);
-        split(fall[0], fall[1], shared.places[3][place], shared.places[4][place]);
+        unsigned small[2];
+        split(rise[0], rise[1], shared.places[1][place], small[0]);
+        split(fall[0], fall[1], shared.places[1 + PARTS][place], small[1]);
+        if (PARTS > 1) shared.places[2][place] = small[0], shared.places[2 + PARTS][place] = small[1];
     }
     return far;
 }
@@ -330,8 +334,8 @@ struct Problem {
 // asynchronously, 64 rows from `first` on; zero where there is nothing
 inline void fetch(Shared &shared, const Side &side, int first, int dims) {
 #pragma unroll 4
-    for (int i = threadIdx.x; i < OTHER * PACKED / 4; i += THREADS) {
-        int row = i / (PACKED / 4), at = i % (PACKED / 4) * 4;
+    for (int i = threadIdx.x; i < OTHER * PACKED * PARTS / 8; i += THREADS) {
+        int row = i / (PACKED * PARTS / 8), at = i % (PACKED * PARTS / 8) * 4;
         bool there = first + row < side.count;
         const unsigned *from = side.vectors + (long long)(there ? first + row : 0) * PACKED + at;
         copy(shared.vectors + row * PACKED_STRIDE + at, from, there ? 16 : 0);
@@ -394,12 +398,12 @@ template <int ALL, int S> inline void add_steps(const unsigned (&rank)[4], const
             unsigned steps[4];
             steps_at(i, 0, steps);
 #pragma unroll
-            for (int small = 1; small >= 0; --small) {
+            for (int small = PARTS - 1; small >= 0; --small) {
                 unsigned rise[4], fall[4];
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     rise[e] = times(steps[e], place[1 + small][s][e]);
-                    fall[e] = rest(steps[e], place[3 + small][s][e]);
+                    fall[e] = rest(steps[e], place[1 + PARTS + small][s][e]);
                 }
                 multiply_halves(sums[0][i], rise, weights);
                 multiply_halves(sums[1][i], fall, weights);
@@ -433,7 +437,7 @@ inline void add_apart(Shared &shared, const Side &own, const float (&score)[OTHE
                       const Numbers &numbers, float (&apart)[DECAY ? 16 : 1]) {
     if constexpr (DECAY) {
         constexpr int STRIDE = OTHER + 1;
-        static_assert(OWN * STRIDE <= OTHER * PACKED_STRIDE, "scores are larger than the vectors");
+        static_assert(OWN * STRIDE <= OTHER * PACKED_STRIDE, "the scores are larger than the vectors");
         Lane lane;
         float *scores = reinterpret_cast<float *>(shared.vectors);
 #pragma unroll
@@ -496,14 +500,14 @@ struct Scores {
 #pragma unroll
             for (int c = 0; c < 2; ++c)
 #pragma unroll
-                for (int product = 0; product < 3; ++product) {
+                for (int product = COARSE ? 2 : 0; product < 3; ++product) {
                     uint4 up = mine[0][product == 1][c], low = mine[1][product == 1][c], b = yours[product == 0][c];
                     multiply_halves(sums[product], {up.x, low.x, up.y, low.y}, {b.x, b.y});
                 }
 #pragma unroll
             for (int c = 0; c < 2; ++c)
 #pragma unroll
-                for (int product = 0; product < 3; ++product) {
+                for (int product = COARSE ? 2 : 0; product < 3; ++product) {
                     uint4 up = mine[0][product == 1][c], low = mine[1][product == 1][c], b = yours[product == 0][c];
                     multiply_halves(sums[product], {up.z, low.z, up.w, low.w}, {b.z, b.w});
                 }
@@ -542,7 +546,7 @@ inline void keep_weights(Shared &shared, const float (&score)[OTHER / 16][4]) {
             unsigned large, small;
             split(score[j][2 * r] * up, score[j][2 * r + 1] * up, large, small);
             // of the neighbouring row
-            small = __shfl_xor_sync(~0u, small, 4);
+            small = COARSE ? 0 : __shfl_xor_sync(~0u, small, 4);
             quads[2 * r].x[j] = lane.g % 2 ? small : large;
             quads[2 * r + 1].x[j] = lane.g % 2 ? large : small;
         }
