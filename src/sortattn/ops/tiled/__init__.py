@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from ...kernels import ExponentialKernel, Gauss, Kernel, Softmax
+from ...kernels import KERNELS, ExponentialKernel, Gauss, Kernel, Softmax
 from ...normalise import poisoned
 from ...validation import Problem
 from ..direct import plain
@@ -77,6 +77,8 @@ def _sum(problem: Problem, kernel: Kernel, query: Tensor, key: Tensor, normalise
 
 def _parameters(kernel: Kernel, query: Tensor) -> Tensor | None:
     """The numbers of a kernel where the queries are."""
+    if kernel.name in KERNELS:
+        return None
     tensors = [part for part in vars(kernel).values() if isinstance(part, Tensor)]
     # here and not in the operator: a gradient goes back to where the parameters are only if somebody asks for it
     if not query.is_cuda or not plain(query, *tensors) or any(part.requires_grad for part in tensors):

@@ -26,6 +26,8 @@ constexpr float MOST = 14.0f;
 // halves of a number; of a factor that rises, and of one that falls
 constexpr int PARTS = COARSE ? 1 : 2;
 constexpr int FACTORS_OF = DECAY ? 2 * PARTS : 0, SUMS = DECAY ? 2 : 1;
+// how many times 16 other rows a thread holds the places of
+constexpr int TOGETHER = STEPS + FACTORS_OF > 2 ? 2 : OTHER / 16;
 
 // what a tile holds of an other row beside its vectors: dS is their product times `scale`, and `more`
 struct Row {
@@ -182,10 +184,17 @@ inline float at(const float *tile, int bytes) {
 }
 template <int COUNT, int N, class Below>
 inline void search(const float *tile, int column, int (&found)[N], Below below) {
+    // the first two of these are the same numbers for all
+    float middle = tile[(COUNT / 2 - 1) * WIDTH + column];
+    float low = tile[(COUNT / 4 - 1) * WIDTH + column], high = tile[(COUNT / 4 * 3 - 1) * WIDTH + column];
 #pragma unroll
-    for (int k = 0; k < N; ++k) found[k] = 4 * column;
+    for (int k = 0; k < N; ++k) {
+        bool up = below(middle, k);
+        found[k] = 4 * column + (up ? COUNT / 2 * BYTES : 0);
+        if (below(up ? high : low, k)) found[k] += COUNT / 4 * BYTES;
+    }
 #pragma unroll
-    for (int step = COUNT / 2; step; step /= 2)
+    for (int step = COUNT / 8; step; step /= 2)
 #pragma unroll
         for (int k = 0; k < N; ++k)
             if (below(at(tile, found[k] + (step - 1) * BYTES), k)) found[k] += step * BYTES;
@@ -384,41 +393,48 @@ struct Lane {
     int dim(int b, int h) const { return 32 * half + 16 * b + 8 * h + g; }
 };
 
-// what 16 other rows, part `s` of `place`, add to four own rows in 16 dimensions
-template <int ALL, int S> inline void add_steps(const unsigned (&rank)[4], const unsigned (&place)[ALL][S][4], int s,
-                                                const unsigned (&weights)[2], float (&sums)[SUMS][4][4]) {
-    auto steps_at = [&](int i, int step, unsigned (&steps)[4]) {
-        const unsigned (&at)[4] = place[step][s];
+// what other rows, 16 by 16 from `start` on, add to four own rows in 16 dimensions
+inline void add_steps(const Weights (&all)[2][32], int start, const unsigned (&rank)[4],
+                      const unsigned (&place)[STEPS + FACTORS_OF][TOGETHER][4], float (&sums)[SUMS][4][4]) {
+    auto steps_at = [&](int i, const unsigned (&at)[4], unsigned (&steps)[4]) {
         steps[0] = step_first(rank[i], at[0]), steps[1] = step_second(rank[i], at[1]);
         steps[2] = step_first(rank[i], at[2]), steps[3] = step_second(rank[i], at[3]);
     };
-    if constexpr (DECAY) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            unsigned steps[4];
-            steps_at(i, 0, steps);
-#pragma unroll
-            for (int small = PARTS - 1; small >= 0; --small) {
-                unsigned rise[4], fall[4];
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    rise[e] = times(steps[e], place[1 + small][s][e]);
-                    fall[e] = rest(steps[e], place[1 + PARTS + small][s][e]);
-                }
-                multiply_halves(sums[0][i], rise, weights);
-                multiply_halves(sums[1][i], fall, weights);
-            }
-        }
-    } else {
-#pragma unroll
-        for (int step = 0; step < STEPS; ++step) {
-            unsigned those[2] = {weights[0], weights[1]};
-            if (STEPS > 1 && step == 0) those[0] = times(those[0], MINUS_TWO), those[1] = times(those[1], MINUS_TWO);
+    for (int s = 0; s < TOGETHER; ++s) {
+        constexpr int EACH = OTHER / 16;
+        int at = 2 * (start + s);
+        const unsigned *from = all[at / EACH][threadIdx.x % 32].x + at % EACH;
+        unsigned weights[2] = {from[0], from[1]};
+        if constexpr (DECAY) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 unsigned steps[4];
-                steps_at(i, step, steps);
-                multiply_halves(sums[0][i], steps, those);
+                steps_at(i, place[0][s], steps);
+#pragma unroll
+                for (int small = PARTS - 1; small >= 0; --small) {
+                    unsigned rise[4], fall[4];
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) {
+                        rise[e] = times(steps[e], place[1 + small][s][e]);
+                        fall[e] = rest(steps[e], place[1 + PARTS + small][s][e]);
+                    }
+                    multiply_halves(sums[0][i], rise, weights);
+                    multiply_halves(sums[1][i], fall, weights);
+                }
+            }
+        } else {
+#pragma unroll
+            for (int step = 0; step < STEPS; ++step) {
+                unsigned those[2] = {weights[0], weights[1]};
+                if (STEPS > 1 && step == 0)
+                    those[0] = times(those[0], MINUS_TWO), those[1] = times(those[1], MINUS_TWO);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    unsigned steps[4];
+                    steps_at(i, place[step][s], steps);
+                    multiply_halves(sums[0][i], steps, those);
+                }
             }
         }
     }
@@ -601,43 +617,36 @@ inline void slopes_of(const Problem &problem, const Side &own, const Side &other
             reach_of(fmaxf(shared.most[0][lane.row(quad)], shared.most[1][lane.row(quad)]), up, back[quad]);
         }
 #pragma unroll
-        for (int b = 0; b < 2; ++b) {
-            constexpr int ALL = STEPS + FACTORS_OF;
-            unsigned place[ALL][OTHER / 16][4];
+        for (int b = 0; b < 2; ++b)
+#pragma unroll 1
+            for (int start = 0; start < OTHER / 16; start += TOGETHER) {
+                unsigned place[STEPS + FACTORS_OF][TOGETHER][4];
 #pragma unroll
-            for (int step = 0; step < ALL; ++step)
+                for (int step = 0; step < STEPS + FACTORS_OF; ++step)
 #pragma unroll
-                for (int s = 0; s < OTHER / 16; ++s)
-#pragma unroll
-                    for (int e = 0; e < 4; ++e)
-                        place[step][s][e] =
-                            shared.places[step][lane.dim(b, e % 2) * PLACES + 8 * s + e / 2 * 4 + lane.t];
-#pragma unroll
-            for (int quad = 0; quad < 4; ++quad) {
-                unsigned rank[4];
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    int row = lane.base + 2 * i + quad % 2 + quad / 2 * 8;
-                    rank[i] = shared.ranks[(row * 4 + 2 * lane.half + b) * 8 + lane.g];
-                }
-                const Weights (&from)[2][32] = shared.weights[lane.group][quad];
-                Weights halves[2] = {from[0][threadIdx.x % 32], from[1][threadIdx.x % 32]};
-                float sums[SUMS][4][4] = {};
-#pragma unroll
-                for (int s = 0; s < OTHER / 16; ++s) {
-                    constexpr int EACH = OTHER / 16;
-                    const Weights &part = halves[2 * s / EACH];
-                    add_steps(rank, place, s, {part.x[2 * s % EACH], part.x[2 * s % EACH + 1]}, sums);
-                }
-#pragma unroll
-                for (int which = 0; which < SUMS; ++which)
-#pragma unroll
-                    for (int h = 0; h < 2; ++h) {
-                        float &sum = running[which][b][quad][h];
-                        sum = fmaf(of_four(sums[which], 2 * h), back[quad], sum);
+                    for (int i = 0; i < 4 * TOGETHER; ++i) {
+                        const unsigned *row = shared.places[step] + lane.dim(b, i % 2) * PLACES;
+                        place[step][i / 4][i % 4] = row[8 * (start + i / 4) + i % 4 / 2 * 4 + lane.t];
                     }
+#pragma unroll
+                for (int quad = 0; quad < 4; ++quad) {
+                    unsigned rank[4];
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) {
+                        int row = lane.base + 2 * i + quad % 2 + quad / 2 * 8;
+                        rank[i] = shared.ranks[(row * 4 + 2 * lane.half + b) * 8 + lane.g];
+                    }
+                    float sums[SUMS][4][4] = {};
+                    add_steps(shared.weights[lane.group][quad], start, rank, place, sums);
+#pragma unroll
+                    for (int which = 0; which < SUMS; ++which)
+#pragma unroll
+                        for (int h = 0; h < 2; ++h) {
+                            float &sum = running[which][b][quad][h];
+                            sum = fmaf(of_four(sums[which], 2 * h), back[quad], sum);
+                        }
+                }
             }
-        }
     }
 
     // the two warps of 16 own rows put their totals together
