@@ -108,6 +108,21 @@ def test_every_path_of_the_backward_kernels_computes_the_definition(name):
     compare_gradients(name, inputs, gradient)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", pytest.param("add_bump", marks=pytest.mark.slow)])
+def test_inputs_of_16_bits_lose_no_more_than_their_rounding(name, dtype):
+    shape = Shape((1,), 20, 70, 9, 8)
+    inputs, gradient = draw(shape, dtype), cotangent(shape, dtype)
+
+    def run(dtype, backend):
+        points = leaves(*(part.to(dtype) for part in inputs))
+        output = sortattn.kernel_attention(*points, CASES[name].kernel, backend=backend)
+        return output, *torch.autograd.grad(output, points, gradient.to(dtype))
+
+    for actual, wanted in zip(run(dtype, "tiled"), run(torch.float64, "reference"), strict=True):
+        assert_close(actual, wanted, GRADIENT[dtype])
+
+
 @pytest.mark.parametrize("name", ["laplace", "riesz"])
 def test_the_gradients_of_kernels_of_a_distance(name):
     shape = Shape((1,), 10, 70, 6, 5)
