@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..batching import fold, unfold
-from ..direct import direct
+from ..direct import direct, shortcut
 from . import blocks, cuda
 
 
@@ -50,8 +50,7 @@ def _(query, key, value, weight, bandwidth, parameters, tau, kernel, causal, gro
     )
 
 
-@torch.library.custom_op("sortattn::tiled_sum_backward", mutates_args=())
-def tiled_sum_backward(
+def _gradients(
     grad: Tensor,
     rows: Tensor,
     total: Tensor,
@@ -77,6 +76,10 @@ def tiled_sum_backward(
     )  # fmt: skip
 
 
+tiled_sum_backward = torch.library.custom_op("sortattn::tiled_sum_backward", _gradients, mutates_args=())
+_gradients_directly = shortcut(tiled_sum_backward, _gradients)
+
+
 @tiled_sum_backward.register_fake
 def _(grad, rows, total, shift, query, key, value, weight, bandwidth, parameters, *rest):
     return tuple(
@@ -93,7 +96,7 @@ def _setup(ctx, inputs, output):
 
 
 def _backward(ctx, grad, *_):
-    *gradients, dtau, dparameters = tiled_sum_backward(grad, *ctx.saved_tensors, *ctx.options)
+    *gradients, dtau, dparameters = _gradients_directly(grad, *ctx.saved_tensors, *ctx.options)
     *_, bandwidth, parameters = ctx.saved_tensors
     dtau, dparameters = None if bandwidth is None else dtau, None if parameters is None else dparameters
     return *gradients, None, dtau, dparameters, None, None, None, None, None, None
