@@ -47,11 +47,21 @@ static unsigned times(unsigned one, unsigned other) {
 static unsigned rest(unsigned part, unsigned x) {
     return pack((1 - half_of(part, 0)) * half_of(x, 0), (1 - half_of(part, 1)) * half_of(x, 1));
 }
-static unsigned steps(float own, unsigned others) {
-    return pack(__saturatef(own + half_of(others, 0)), __saturatef(own + half_of(others, 1)));
+static unsigned add_halves(unsigned one, unsigned other) {
+    return pack(__saturatef(half_of(one, 0) + half_of(other, 0)), __saturatef(half_of(one, 1) + half_of(other, 1)));
 }
-static unsigned step_first(unsigned own, unsigned others) { return steps(half_of(own, 0), others); }
-static unsigned step_second(unsigned own, unsigned others) { return steps(half_of(own, 1), others); }
+static unsigned add_integers(unsigned one, unsigned other) {
+    unsigned sums[2];
+    for (int i = 0; i < 2; ++i) {
+        int sum = short(one >> 16 * i) + short(other >> 16 * i);
+        sums[i] = sum < 0 ? 0 : sum > 2 ? 2 : sum;
+    }
+    return sums[0] | sums[1] << 16;
+}
+static unsigned __byte_perm(unsigned x, unsigned, unsigned which) {
+    unsigned half = which == 0x3232 ? x >> 16 : x & 0xffff;
+    return half | half << 16;
+}
 
 static unsigned fragments[32][32][6];
 

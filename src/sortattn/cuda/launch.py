@@ -44,7 +44,8 @@ class Kernel:
         if handle is None:
             handle = self._own[device] = _handles.get((self, device)) or self._load(device)
         # the driver itself: cuda.core's launch takes half as long again
-        _room.words[: len(arguments)] = [_word(argument) for argument in arguments]
+        words = [part if type(part) is int else _word(part) for part in arguments]
+        _room.words[: len(words)] = words
         width, height, depth = (*grid, 1, 1)[:3]
         stream = torch._C._cuda_getCurrentRawStream(device)
         launch = (handle, width, height, depth, block, 1, 1, shared, stream, _room.places, 0)
@@ -103,8 +104,6 @@ def _driver():
 
 def _word(argument: Tensor | int | float | None) -> int:
     """The argument as 64 bits."""
-    if type(argument) is int:
-        return argument
     if isinstance(argument, Tensor):
         return argument.data_ptr()
     if isinstance(argument, float):

@@ -233,21 +233,23 @@ def _backward_by_steps(
     query, key, value, weight, bandwidth, _ = call.tensors
     gradients = [torch.empty_like(part) for part in (query, key, value)]
     queries, keys = call.problems * call.rows, call.problems * call.columns
-    # vectors as halves, large and small ones, and what undoes their scale; the totals of a row
-    halves = query.new_empty(queries + keys, _CHUNK)
-    numbers = query.new_empty(2 * queries + keys)
-    scales, grad_total = numbers.split((queries + keys, queries))
+    # one after the other, as every tensor costs time: vectors as halves, large and small ones, of queries and keys; what
+    # undoes their scales; the gradients by the totals
+    parts = (_CHUNK * queries, _CHUNK * keys, queries, keys, queries)
+    room = query.new_empty(sum(parts))
+    places = [room.data_ptr() + 4 * sum(parts[:i]) for i in range(len(parts))]
+    halves, value_halves, scales, value_scales, grad_total = places
     sums = torch.empty_like(grad) if normalised else grad
     prepare = kernel_of("prepare", call.kernel, call.dtype, False, call.coarse)
     prepare(
         (-(-(queries + keys) // (_SLOPE_THREADS // 32)),), _SLOPE_THREADS, grad, rows, total, value, sums, grad_total,
-        halves, scales, halves[queries:], scales[queries:], queries, keys, call.channels, int(normalised),
+        halves, scales, value_halves, value_scales, queries, keys, call.channels, int(normalised),
     )  # fmt: skip
     blocks = call.problems * (call.blocks(call.rows) + call.blocks(call.columns))
     moments = None if bandwidth is None else query.new_empty(blocks, dtype=torch.float64)
     slopes = kernel_of("slopes", call.kernel, call.dtype, False, call.coarse)
     slopes(
-        (blocks,), _SLOPE_THREADS, query, key, halves, scales, grad_total, halves[queries:], scales[queries:],
+        (blocks,), _SLOPE_THREADS, query, key, halves, scales, grad_total, value_halves, value_scales,
         weight, bandwidth, *gradients[:2], moments, call.problems, *call.sizes[:3], call.each, call.causal,
         float(call.tau), shared=shared_of("slopes", call.kernel, call.dtype, call.coarse),
     )  # fmt: skip

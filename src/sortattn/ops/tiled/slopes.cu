@@ -7,6 +7,9 @@
 // own row, 16 dimensions and 16 other rows are an operand of tensor cores; the other is dS, a large and a small half in
 // columns side by side, so that the product has the digits of float32. The same call has the same bits.
 //
+// From Hopper on, steps alone are integers instead, 0, 1 or 2, which tensor cores read as halves of 2^-24: one
+// instruction for two as well, but half precision is on their own pipe.
+//
 // Set by cuda.py: NUMBER (float), KERNEL (a name of Kind), SHARED (bytes), BLOCKS (at least, on a multiprocessor),
 // EPSILON (of the Riesz kernels), COARSE (1 for inputs of 16 bits: of two halves the large ones alone).
 
@@ -14,6 +17,21 @@
 
 // whether slopes are steps times e^-|s - t|, in factors
 constexpr bool DECAY = KIND == ADD_LAPLACE;
+// two sums of integers, not below zero and not above two; what has no such instruction never asks
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr bool WHOLE = false;
+inline unsigned add_integers(unsigned one, unsigned other) { return one + other; }
+#else
+constexpr bool WHOLE = !DECAY;
+inline unsigned add_integers(unsigned one, unsigned other) {
+    unsigned sums;
+    asm("{.reg .b32 sum; add.s16x2 sum, %1, %2; min.relu.s16x2 %0, sum, %3;}"
+        : "=r"(sums)
+        : "r"(one), "r"(other), "r"(0x00020002));
+    return sums;
+}
+#endif
+constexpr float STEP_SCALE = WHOLE ? 0x1p23f : 1.0f;
 constexpr int THREADS = 256, OWN = 64, OTHER = DECAY && !COARSE ? 32 : 64, WIDTH = 64;
 // words of a row of halves in global memory, large ones and then small ones, and in a tile
 constexpr int PACKED = WIDTH, PACKED_STRIDE = PACKED + 16;
@@ -51,7 +69,7 @@ struct Shared {
         float runs[OWN * WIDTH];
     };
     unsigned places[STEPS + FACTORS_OF][WIDTH * PLACES];
-    // of own row m, 16 dimensions b and g: halves of dimensions g and g + 8
+    // of own row m, 16 dimensions b and g: those of dimensions g and g + 8
     unsigned ranks[OWN * WIDTH / 2];
     Weights weights[OWN / 16][4][2][32];
     // the largest of a row of dS, in both halves of the other rows
@@ -73,20 +91,16 @@ inline void copy_one(unsigned *to, const unsigned *from, int bytes) {
 }
 inline void arrive() { asm volatile("cp.async.wait_all;"); }
 
-// two sums of halves, not below zero and not above one; the first of both halves of `own`, or its second
-inline unsigned step_first(unsigned own, unsigned others) {
+// two sums of halves, not below zero and not above one
+inline unsigned add_halves(unsigned one, unsigned other) {
     unsigned sums;
-    asm("{.reg .f16 x, y; .reg .b32 both; mov.b32 {x, y}, %1; mov.b32 both, {x, x}; add.rn.sat.f16x2 %0, both, %2;}"
-        : "=r"(sums)
-        : "r"(own), "r"(others));
+    asm("add.rn.sat.f16x2 %0, %1, %2;" : "=r"(sums) : "r"(one), "r"(other));
     return sums;
 }
-inline unsigned step_second(unsigned own, unsigned others) {
-    unsigned sums;
-    asm("{.reg .f16 x, y; .reg .b32 both; mov.b32 {x, y}, %1; mov.b32 both, {y, y}; add.rn.sat.f16x2 %0, both, %2;}"
-        : "=r"(sums)
-        : "r"(own), "r"(others));
-    return sums;
+// two steps: of one own coordinate, the first or the second of a pair, and two others
+template <bool SECOND> inline unsigned steps_of(unsigned pair, unsigned others) {
+    unsigned own = __byte_perm(pair, 0, SECOND ? 0x3232 : 0x1010);
+    return WHOLE ? add_integers(own, others) : add_halves(own, others);
 }
 // halves from `x` up to 2 x, of which there are 1024: x, and so many of these steps more
 constexpr unsigned HALF_512 = 0x6000, HALF_513 = 0x6002, MINUS_TWO = 0xc000c000;
@@ -222,9 +236,11 @@ template <int STEP> inline void find_places(Shared &shared, const Numbers &numbe
             for (int e = 0; e < 2; ++e)
                 both[e] = unsigned(found[k + e]) / BYTES * 2 +
                           level<STEP>(at(shared.sorted, found[k + e]), others[k + e], numbers);
+            // one less that number, and half less at a tie: this and a rank are above zero behind the step, a half at it;
+            // integers are twice as large
             unsigned halves = (HALF_512 | HALF_512 << 16) + (both[0] | both[1] << 16);
-            // one less that number, and half less at a tie: this and a rank are above zero behind the step, a half at it
-            shared.places[STEP][d * PLACES + (i + k) / 2] = subtract(HALF_513 | HALF_513 << 16, halves);
+            shared.places[STEP][d * PLACES + (i + k) / 2] =
+                WHOLE ? ((2 - both[0]) & 0xffff) | (2 - both[1]) << 16 : subtract(HALF_513 | HALF_513 << 16, halves);
         }
     }
 }
@@ -310,7 +326,8 @@ inline void sort_own(Shared &shared, const float *points, int count, int dims, f
         search<OWN>(shared.sorted, d, found, [&](float x, int k) { return x < own[k]; });
 #pragma unroll
         for (int k = 0; k < N; ++k) {
-            unsigned short rank = subtract(HALF_512 + unsigned(found[k]) / BYTES * 2, HALF_512);
+            unsigned twice = unsigned(found[k]) / BYTES * 2;
+            unsigned short rank = WHOLE ? twice : subtract(HALF_512 + twice, HALF_512);
             ranks[(((i + k) * 4 + d / 16) * 8 + d % 8) * 2 + d % 16 / 8] = rank;
         }
     }
@@ -397,8 +414,8 @@ struct Lane {
 inline void add_steps(const Weights (&all)[2][32], int start, const unsigned (&rank)[4],
                       const unsigned (&place)[STEPS + FACTORS_OF][TOGETHER][4], float (&sums)[SUMS][4][4]) {
     auto steps_at = [&](int i, const unsigned (&at)[4], unsigned (&steps)[4]) {
-        steps[0] = step_first(rank[i], at[0]), steps[1] = step_second(rank[i], at[1]);
-        steps[2] = step_first(rank[i], at[2]), steps[3] = step_second(rank[i], at[3]);
+        steps[0] = steps_of<false>(rank[i], at[0]), steps[1] = steps_of<true>(rank[i], at[1]);
+        steps[2] = steps_of<false>(rank[i], at[2]), steps[3] = steps_of<true>(rank[i], at[3]);
     };
 #pragma unroll
     for (int s = 0; s < TOGETHER; ++s) {
@@ -643,7 +660,7 @@ inline void slopes_of(const Problem &problem, const Side &own, const Side &other
 #pragma unroll
                         for (int h = 0; h < 2; ++h) {
                             float &sum = running[which][b][quad][h];
-                            sum = fmaf(of_four(sums[which], 2 * h), back[quad], sum);
+                            sum = fmaf(of_four(sums[which], 2 * h) * STEP_SCALE, back[quad], sum);
                         }
                 }
             }
