@@ -135,14 +135,14 @@ def test_grouped_heads_have_gradients_of_their_own_queries():
     shared = [query, key[:, :1], value[:, :1]]
     gradient = cotangent(shape, torch.float32)
     for causal in (False, True):
-        options = dict(backend="tiled", enable_gqa=True, is_causal=causal)
-        points = leaves(*shared)
-        actual = torch.autograd.grad(sortattn.kernel_attention(*points, "add_riesz", **options), points, gradient)
-        points = leaves(*(part.double() for part in shared))
-        options["backend"] = "reference"
-        output = sortattn.kernel_attention(*points, "add_riesz", **options)
-        wanted = torch.autograd.grad(output, points, gradient.double())
-        for one, other in zip(actual, wanted, strict=True):
+
+        def gradients(dtype, backend, causal=causal):
+            points = leaves(*(part.to(dtype) for part in shared))
+            options = {"backend": backend, "enable_gqa": True, "is_causal": causal}
+            output = sortattn.kernel_attention(*points, "add_riesz", **options)
+            return torch.autograd.grad(output, points, gradient.to(dtype))
+
+        for one, other in zip(gradients(torch.float32, "tiled"), gradients(torch.float64, "reference"), strict=True):
             assert_close(one, other, GRADIENT[torch.float32])
 
 

@@ -46,7 +46,7 @@ def _library(source: Path, defines: Defines, twins: str | None) -> ctypes.CDLL:
     written = {name: body.replace("\\\n", "") for name, body in _MACRO.findall(text)}
 
     def with_launcher(kernel: re.Match) -> str:
-        """A kernel and a function that launches it, which stands where it does, as some parts are compiled and not others."""
+        """A kernel and a function that launches it, beside it, as some parts are compiled and not others."""
         entry, parameters = kernel[1], re.sub(r"\b[A-Z]+\b", lambda word: written.get(word[0], word[0]), kernel[2])
         names = ", ".join(re.findall(r"(\w+)(?:,|$)", parameters))
         return (

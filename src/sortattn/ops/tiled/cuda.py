@@ -1,4 +1,4 @@
-"""The sums on CUDA devices: launches of the kernels in `tiled.cu`, which is compiled at first use."""
+"""The sums on CUDA devices: launches of the kernels beside this file, which are compiled at first use."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -233,8 +233,8 @@ def _backward_by_steps(
     query, key, value, weight, bandwidth, _ = call.tensors
     gradients = [torch.empty_like(part) for part in (query, key, value)]
     queries, keys = call.problems * call.rows, call.problems * call.columns
-    # one after the other, as every tensor costs time: vectors as halves, large and small ones, of queries and keys; what
-    # undoes their scales; the gradients by the totals
+    # one behind the other, as every tensor costs time: vectors as halves, large and small ones, of queries and keys;
+    # what undoes their scales; the gradients by the totals
     parts = (_CHUNK * queries, _CHUNK * keys, queries, keys, queries)
     room = query.new_empty(sum(parts))
     places = [room.data_ptr() + 4 * sum(parts[:i]) for i in range(len(parts))]

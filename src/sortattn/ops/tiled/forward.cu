@@ -8,8 +8,8 @@
 //
 // Set by cuda.py: NUMBER (float), KERNEL (a name of Kind), CHUNKS (blocks of 64 columns, one or at most four: then the
 // running sums lie in local memory), SHARED (bytes), BLOCKS (at least, on a multiprocessor), EPSILON (of the Riesz
-// kernels), COARSE (1 for inputs of 16 bits: products of halves alone), REVERSED (1 for the gradients of the values: own rows are keys then, the others queries with the gradients of
-// their sums in place of values).
+// kernels), COARSE (1 for inputs of 16 bits: products of halves alone), REVERSED (1 for the gradients of the values:
+// own rows are keys then, the others queries with the gradients of their sums in place of values).
 
 #include "kinds.cu"
 

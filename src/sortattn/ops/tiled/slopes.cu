@@ -1,11 +1,12 @@
 // The gradients of queries and keys of an additive kernel whose slope is made of steps, in float32:
 // sum over n of dS[m][n] slope(q[m][d] - k[n][d]), tile by tile; nothing of size M x N leaves the chip.
 //
-// A block has 64 rows of its own, queries or keys, and walks over the rows of the other kind, 64 at a time; two warps have
-// 16 of its own, each of them half of the dimensions. The own rows are sorted in every dimension, once; a coordinate of another row is then a place among
-// them, and a step one addition of halves that saturates: two at a time, exact, with its mean at a tie. The steps of one
-// own row, 16 dimensions and 16 other rows are an operand of tensor cores; the other is dS, a large and a small half in
-// columns side by side, so that the product has the digits of float32. The same call has the same bits.
+// A block has 64 rows of its own, queries or keys, and walks over the rows of the other kind, 64 at a time; two warps
+// have 16 of its own, each of them half of the dimensions. The own rows are sorted in every dimension, once; a
+// coordinate of another row is then a place among them, and a step one addition of halves that saturates: two at a
+// time, exact, with its mean at a tie. The steps of one own row, 16 dimensions and 16 other rows are an operand of
+// tensor cores; the other is dS, a large and a small half in columns side by side, so that the product has the digits
+// of float32. The same call has the same bits.
 //
 // From Hopper on, steps alone are integers instead, 0, 1 or 2, which tensor cores read as halves of 2^-24: one
 // instruction for two as well, but half precision is on their own pipe.
@@ -131,9 +132,8 @@ inline void reach_of(float most, float &up, float &down) {
     up = __int_as_float((2 * 127 + 13 - exponent) << 23), down = __int_as_float((exponent - 13) << 23);
 }
 
-
-// A row of a matrix of at most 64 columns times `factor`, scaled to what halves hold, as large and small halves; returns
-// what undoes the scale. A warp has a row.
+// A row of a matrix of at most 64 columns times `factor`, scaled to what halves hold, as large and small halves;
+// returns what undoes the scale. A warp has a row.
 inline float write_halves(const float *row, int width, float factor, unsigned *to) {
     int lane = threadIdx.x % 32, column = 2 * lane;
     float x = column < width ? row[column] * factor : 0.0f, y = column + 1 < width ? row[column + 1] * factor : 0.0f;
@@ -236,8 +236,8 @@ template <int STEP> inline void find_places(Shared &shared, const Numbers &numbe
             for (int e = 0; e < 2; ++e)
                 both[e] = unsigned(found[k + e]) / BYTES * 2 +
                           level<STEP>(at(shared.sorted, found[k + e]), others[k + e], numbers);
-            // one less that number, and half less at a tie: this and a rank are above zero behind the step, a half at it;
-            // integers are twice as large
+            // one less that number, and half less at a tie: this and a rank are above zero behind the step, a half at
+            // it; integers are twice as large
             unsigned halves = (HALF_512 | HALF_512 << 16) + (both[0] | both[1] << 16);
             shared.places[STEP][d * PLACES + (i + k) / 2] =
                 WHOLE ? ((2 - both[0]) & 0xffff) | (2 - both[1]) << 16 : subtract(HALF_513 | HALF_513 << 16, halves);
@@ -716,8 +716,8 @@ inline void slopes_of(const Problem &problem, const Side &own, const Side &other
     if (threadIdx.x == 0) *moment = sums[0];
 }
 
-// Blocks of queries come first, problem by problem, then those of keys. `moments`, if there are any: per block the sum of
-// (point - origin) gradient.
+// Blocks of queries come first, problem by problem, then those of keys. `moments`, if there are any: per block the sum
+// of (point - origin) gradient.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     slopes(const float *query, const float *key, const unsigned *grad_halves, const float *grad_scale,
            const float *grad_total, const unsigned *value_halves, const float *value_scale, const float *weight,
@@ -728,8 +728,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (keys) block -= problems * down;
     long long p = block / (keys ? across : down);
     int tile = block % (keys ? across : down);
-    Problem problem{int(rows), int(columns), int(dims), int(each), causal != 0, weight ? weight + p * columns : nullptr,
-                    grad_total + p * rows, keys};
+    Problem problem{int(rows),
+                    int(columns),
+                    int(dims),
+                    int(each),
+                    causal != 0,
+                    weight ? weight + p * columns : nullptr,
+                    grad_total + p * rows,
+                    keys};
     auto side = [&](bool of_keys) {
         long long start = p * (of_keys ? columns : rows);
         return Side{(of_keys ? key : query) + start * dims, (of_keys ? value_halves : grad_halves) + start * PACKED,
