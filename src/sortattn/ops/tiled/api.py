@@ -25,9 +25,9 @@ def _forward(
     """Kernel sums of the values `(P, M, C)`, with `normalised` divided by those of ones, zero for a query without keys.
 
     `weight (P, N)` is zero where a key does not take part. The bandwidth is `bandwidth (P, 1, 1)`, else the number
-    `tau`. With `coarse`, for numbers that had 16 bits, products may have eleven digits. For the backward pass, and not differentiable: the sums of ones, `(P, M)`, divided by `e^shift`; and that
-    shift, for kernels with a logarithm the largest one of each row, so that nothing overflows and no row vanishes,
-    otherwise `(P, 0)`.
+    `tau`. With `coarse`, for numbers that had 16 bits, products may have eleven digits. For the backward pass, and not
+    differentiable: the sums of ones, `(P, M)`, divided by `e^shift`; and that shift, for kernels with a logarithm the
+    largest one of each row, so that nothing overflows and no row vanishes, otherwise `(P, 0)`.
     """
     way = cuda if cuda.serves(query, value, kernel) else blocks
     return way.forward(query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group, normalised, coarse)
