@@ -20,12 +20,15 @@ NAMES = [
 ]  # fmt: skip
 
 
-def emulated(find):
-    """The kernels that `find` finds, for the CPU."""
+KERNEL_OF = cuda.kernel_of
+
+
+def emulated(find, *more):
+    """The kernels that `find` finds, for the CPU; with `more` defined."""
 
     def found(*key):
         kernel = find(*key)
-        return EmulatedKernel(kernel.source, kernel.entry, kernel.defines, "tiled.h")
+        return EmulatedKernel(kernel.source, kernel.entry, (*kernel.defines, *more), "tiled.h")
 
     return found
 
@@ -106,6 +109,14 @@ def test_every_path_of_the_backward_kernels_computes_the_definition(name):
     inputs, gradient = draw(small, torch.float32), cotangent(small, torch.float32)
     inputs[0][0, 0, 1] = 40.0
     compare_gradients(name, inputs, gradient)
+
+
+def test_devices_before_hopper_make_steps_of_halves(monkeypatch):
+    monkeypatch.setattr(cuda, "kernel_of", emulated(KERNEL_OF, ("__CUDA_ARCH__", 800)))
+    shape = Shape((1,), 20, 70, 9, 8)
+    inputs = draw(shape, torch.float32)
+    coarse = [*((part * 4).round() / 4 for part in inputs[:2]), inputs[2]]
+    compare_gradients("add_bump", coarse, cotangent(shape, torch.float32))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=lambda dtype: str(dtype)[6:])

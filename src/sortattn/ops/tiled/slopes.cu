@@ -21,7 +21,7 @@ constexpr bool DECAY = KIND == ADD_LAPLACE;
 // two sums of integers, not below zero and not above two; what has no such instruction never asks
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr bool WHOLE = false;
-inline unsigned add_integers(unsigned one, unsigned other) { return one + other; }
+unsigned add_integers(unsigned one, unsigned other);
 #else
 constexpr bool WHOLE = !DECAY;
 inline unsigned add_integers(unsigned one, unsigned other) {
@@ -101,7 +101,8 @@ inline unsigned add_halves(unsigned one, unsigned other) {
 // two steps: of one own coordinate, the first or the second of a pair, and two others
 template <bool SECOND> inline unsigned steps_of(unsigned pair, unsigned others) {
     unsigned own = __byte_perm(pair, 0, SECOND ? 0x3232 : 0x1010);
-    return WHOLE ? add_integers(own, others) : add_halves(own, others);
+    if constexpr (WHOLE) return add_integers(own, others);
+    return add_halves(own, others);
 }
 // halves from `x` up to 2 x, of which there are 1024: x, and so many of these steps more
 constexpr unsigned HALF_512 = 0x6000, HALF_513 = 0x6002, MINUS_TWO = 0xc000c000;
