@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from ...kernels import ExponentialKernel, Kernel
+from ...kernels import KERNELS, ExponentialKernel, Kernel
 from ...normalise import poisoned
 from ...validation import Problem
 from ..direct import plain
@@ -50,12 +50,15 @@ def _sum(problem: Problem, kernel: Kernel, query: Tensor, key: Tensor, normalise
     rows, _, _ = tiled_sum_directly(
         query, key, problem.value, problem.weight, None if fixed else problem.bandwidth, _parameters(kernel, query),
         problem.bandwidth if fixed else 0.0, kernel.name, problem.causal, problem.group, normalised,
+        problem.dtype.itemsize == 2,
     )  # fmt: skip
     return rows
 
 
 def _parameters(kernel: Kernel, query: Tensor) -> Tensor | None:
     """The numbers of a kernel where the queries are."""
+    if kernel.name in KERNELS:
+        return None
     tensors = [part for part in vars(kernel).values() if isinstance(part, Tensor)]
     # here and not in the operator: a gradient goes back to where the parameters are only if somebody asks for it
     if not query.is_cuda or not plain(query, *tensors) or any(part.requires_grad for part in tensors):
