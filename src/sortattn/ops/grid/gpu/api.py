@@ -8,6 +8,7 @@ from ....validation import Problem
 from ...batching import fold
 from ..surrogate import reproduces_exponentials
 from .backward import backward
+from .causal_api import grid_gpu_causal
 from .forward import forward
 from .launch import Flags, Grid, Layout, Tables, formula
 
@@ -37,7 +38,8 @@ def _call(problem: Problem, kernel: SidedKernel, count: int, normalise: bool) ->
     masked = problem.weight is not None
     weight = problem.weight if masked else torch.empty(problems, 1, device=query.device)
     options = (kernel.name, reproduces_exponentials(kernel), count, problem.group, masked, normalise)
-    return grid_gpu(query, problem.key, problem.value, weight, bandwidth, parameters.to(query.device), *options)[0]
+    operator = grid_gpu_causal if problem.causal else grid_gpu
+    return operator(query, problem.key, problem.value, weight, bandwidth, parameters.to(query.device), *options)[0]
 
 
 @torch.library.custom_op("sortattn::grid_gpu", mutates_args=())

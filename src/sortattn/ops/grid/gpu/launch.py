@@ -14,7 +14,9 @@ from ..surrogate import reproduces_exponentials, slope_jumps
 from .collect import collect_kernel, count_kernel, weighted_count_kernel
 from .locate import locate_kernel
 from .matrix import matrix_kernel
+from .near import near_kernel
 from .nodes import nodes_kernel
+from .prefix import prefix_kernel
 from .read import read_kernel
 from .slopes import prepare_kernel, slopes_kernel
 from .survey import ROWS, survey_kernel
@@ -28,6 +30,8 @@ _BY_NODE = 8
 _STRETCHES = 16
 # programs that keep a large GPU busy
 _BUSY = 528
+# queries and keys of a block, warps, and dimensions in a row, of what is summed pair by pair
+_NEAR = (64, 64, 4, 4)
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,11 @@ def shifts(padded: int, device: torch.device) -> Tensor:
     return torch.cat([nodes, nodes[1:-2], torch.ones(1, device=device)])
 
 
+@functools.lru_cache(maxsize=64)
+def _zeros(rows: int, columns: int, device: torch.device) -> Tensor:
+    return torch.zeros(rows, columns, device=device)
+
+
 @dataclass(frozen=True)
 class Formula:
     """A kernel as numbers on the device, see `matrix`."""
@@ -79,6 +88,8 @@ class Formula:
     exponential: bool
     riesz: bool
     beside: bool
+    # what `near_kernel` calls it
+    kind: str
 
 
 def formula(kernel: SidedKernel, device: torch.device) -> Formula:
@@ -114,15 +125,25 @@ def _formula(kernel: SidedKernel, device: torch.device) -> Formula:
         reproduces_exponentials(kernel),
         isinstance(kernel, AddRiesz),
         bool(((kinks != 0) & (jumps != 0)).any()),
+        _kind(kernel),
     )
+
+
+def _kind(kernel: SidedKernel) -> str:
+    known = {"add_riesz": "riesz", "add_bump": "bump", "add_laplace": "laplace"}
+    return known.get(kernel.name, "exponential" if kernel.terms().rate else "spline")
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where points stand between the nodes, `(P, D, N)`; `second` for exponentials, otherwise the same tensor."""
+    """Where points stand between the nodes, `(P, D, N)`; `second` for exponentials, otherwise the same tensor.
+
+    `lines (P, D, N)`, for causal calls, are the points themselves, divided by the bandwidth.
+    """
 
     first: Tensor
     second: Tensor
+    lines: Tensor | None = None
 
     @property
     def length(self) -> int:
@@ -206,11 +227,12 @@ class Grid:
     def shifts(self) -> Tensor:
         return shifts(self.layout.padded, self.nodes.device)
 
-    def locate(self, points: Tensor, weight: Tensor | None = None) -> Places:
+    def locate(self, points: Tensor, weight: Tensor | None = None, lines: bool = False) -> Places:
         """The places of `points (P, N, D)`; those without weight stand at the first node."""
         problems, length, dims = points.shape
         first = torch.empty(problems, dims, length, device=points.device)
         second = torch.empty_like(first) if self.formula.exponential else first
+        line = torch.empty_like(first) if lines else first
         rows, wide = 64, min(32, max(16, triton.next_power_of_2(dims)))
         locate_kernel[(triton.cdiv(length, rows), triton.cdiv(dims, wide), problems)](
             points,
@@ -219,6 +241,7 @@ class Grid:
             self.bandwidth,
             first,
             second,
+            line,
             length,
             D=dims,
             G=self.layout.count,
@@ -228,11 +251,15 @@ class Grid:
             DIMS=wide,
             EXPONENTIAL=self.formula.exponential,
             MASKED=weight is not None,
+            LINES=lines,
         )
-        return Places(first, second)
+        return Places(first, second, line if lines else None)
 
-    def collect(self, places: Places, rows: Tensor, largest: Tensor) -> Tensor:
-        """The table `(P, D, GP, C)` of `rows (P, N, C)`; raises `largest (P)` to its largest number."""
+    def collect(self, places: Places, rows: Tensor, largest: Tensor, chunk: int = 0) -> Tensor:
+        """The table `(P, D, GP, C)` of `rows (P, N, C)`; raises `largest (P)` to its largest number.
+
+        With a `chunk`, those of every chunk of so many rows, `(chunks, P, D, GP, C)`.
+        """
         problems, length, channels = rows.shape
         padded, block = self.layout.padded, self.layout.block
         narrow = self.layout.narrow
@@ -240,7 +267,7 @@ class Grid:
         wide = _channels(channels)
         blocks = triton.cdiv(self.dims * padded // block, together) * triton.cdiv(channels, wide)
         tall = 128 if narrow else 32
-        span, splits = _split(length, blocks * problems, tall)
+        span, splits = (chunk, math.ceil(length / chunk)) if chunk else _split(length, blocks * problems, tall)
         table = torch.empty(splits, problems, self.dims, padded, channels, device=rows.device)
         collect_kernel[(blocks, problems, splits)](
             places.first,
@@ -264,31 +291,40 @@ class Grid:
             num_stages=3,
             **self.layout.precision,
         )
-        return table[0] if splits == 1 else table.sum(0)
+        return table if chunk else _together(table)
 
-    def count(self, places: Tensor) -> Tensor:
-        """The sums of ramps at `places (P, D, N)`, `(P, D, GP)`; with nine bits behind the point for 16-bit tensors."""
+    def count(self, places: Tensor, chunk: int = 0) -> Tensor:
+        """The sums of ramps at `places (P, D, N)`, `(P, D, GP)`; with nine bits behind the point for 16-bit tensors.
+
+        With a `chunk`, those of every chunk of so many places, `(chunks, P, D, GP)`.
+        """
         problems, dims, length = places.shape
         padded, block = self.layout.padded, self.layout.block
         if not self.layout.narrow:
-            return self._sum(Places(places, places), torch.ones(problems, length, device=places.device), hats=False)
+            ones = torch.ones(problems, length, device=places.device)
+            return self._sum(Places(places, places), ones, hats=False, chunk=chunk)
         # 32 sums of 512 fit into 16 bits
         turns, rows = 2 if INTERPRETED else 32, 64
-        span, splits = _split(length, problems * dims * padded // block, turns * rows)
+        if chunk:
+            turns = min(turns, max(1, chunk // rows))
+        programs = problems * dims * padded // block
+        span, splits = (chunk, math.ceil(length / chunk)) if chunk else _split(length, programs, turns * rows)
         table = torch.empty(splits, problems, dims, padded, device=places.device)
         count_kernel[(problems * dims, padded // block, splits)](
             places, table, length, span, G=padded, BLOCK=block, ROWS=rows, TURNS=turns, FAST=_FAST
         )
-        return table[0] if splits == 1 else table.sum(0)
+        return table if chunk else _together(table)
 
     def weighted_count(self, places: Places, weight: Tensor) -> Tensor:
         """The table of one channel, `weight (P, N)` in float32."""
         return self._sum(places, weight, self.hats)
 
-    def _sum(self, places: Places, weight: Tensor, hats: bool) -> Tensor:
+    def _sum(self, places: Places, weight: Tensor, hats: bool, chunk: int = 0) -> Tensor:
         problems = weight.shape[0]
         padded, block = self.layout.padded, self.layout.block
-        span, splits = _split(places.length, problems * self.dims * padded // block, 1024)
+        span, splits = chunk, math.ceil(places.length / max(chunk, 1))
+        if not chunk:
+            span, splits = _split(places.length, problems * self.dims * padded // block, 1024)
         table = torch.empty(splits, problems, self.dims, padded, device=weight.device)
         weighted_count_kernel[(problems * self.dims, padded // block, splits)](
             places.first,
@@ -304,7 +340,7 @@ class Grid:
             ROWS=64,
             HATS=hats,
         )
-        return table[0] if splits == 1 else table.sum(0)
+        return table if chunk else _together(table)
 
     def matrix(self, largest: Tensor) -> Tensor:
         """`Phi_gg (P, D, GP, GP)`; raises `largest (P)` to its largest number."""
@@ -385,7 +421,14 @@ class Grid:
         return Readable(out, base, normaliser, unscale)
 
     def read(
-        self, places: Places, tables: Readable, flags: Flags, out: Tensor, totals: Tensor | None, normalise: bool
+        self,
+        places: Places,
+        tables: Readable,
+        flags: Flags,
+        out: Tensor,
+        totals: Tensor | None,
+        normalise: bool,
+        causal: "Causal | None" = None,
     ) -> None:
         """The sums `(P, M, C)` at the places, to `out`, and those of the weights to `totals (P, M)`."""
         length, channels = out.shape[1:]
@@ -395,7 +438,12 @@ class Grid:
         wide = _channels(channels)
         tall = (256 if block == 64 and not self.hats else 128) if narrow else 64
         even = length % tall == 0 and channels % wide == 0 and self.dims * padded // block % together == 0
-        read_kernel[(triton.cdiv(length, tall), self.problems, triton.cdiv(channels, wide))](
+        blocks, tiles = triton.cdiv(channels, wide), triton.cdiv(length, tall)
+        if causal:
+            even = even and causal.offset == 0 and flags.group == 1
+            tall = min(tall, causal.chunk)
+            blocks, tiles = blocks * flags.group, causal.tiles(tall)
+        read_kernel[(tiles, self.problems, blocks)](
             places.first,
             places.second,
             self.shifts(),
@@ -407,8 +455,11 @@ class Grid:
             flags.shared,
             out,
             out if totals is None else totals,
+            causal.near if causal else out,
+            causal.totals if causal else out,
             length,
             length // flags.group,
+            causal.offset if causal else 0,
             channels,
             D=self.dims,
             GP=padded,
@@ -418,6 +469,7 @@ class Grid:
             CHANNELS=wide,
             EVEN=even,
             GROUP=flags.group,
+            CHUNK=causal.chunk if causal else 0,
             HATS=self.hats,
             NORMALISE=normalise,
             COUNT=totals is not None,
@@ -425,6 +477,81 @@ class Grid:
             num_stages=3,
             **self.layout.precision,
         )
+
+    def near(self, queries: Tensor, keys: Tensor, rows: Tensor, weight: Tensor | None, group: int, chunk: int) -> "Causal":
+        """What keys `(P, D, N)` with `rows (P, N, C)` give the queries `(P, D, group * M)` of their own chunk."""
+        problems, seen, channels = rows.shape
+        length = queries.shape[2] // group
+        out = torch.empty(problems, group * length, channels, device=rows.device)
+        totals = torch.empty(problems, group * length, device=rows.device)
+        found = Causal(out, totals, seen - length, seen, chunk)
+        tall, keys_together, warps, unroll = _NEAR
+        wide = _channels(channels)
+        near_kernel[(found.tiles(tall), problems, group * triton.cdiv(channels, wide))](
+            queries,
+            keys,
+            rows,
+            totals if weight is None else weight,
+            self.formula.numbers,
+            _zeros(tall, keys_together, rows.device),
+            out,
+            totals,
+            self.formula.count,
+            RIESZ_EPSILON,
+            length,
+            seen,
+            seen - length,
+            channels,
+            D=self.dims,
+            GROUP=group,
+            CHUNK=chunk,
+            ROWS=tall,
+            KEYS=keys_together,
+            UNROLL=unroll if self.dims % unroll == 0 else 1,
+            CHANNELS=wide,
+            EVEN=seen % keys_together == 0,
+            KIND=self.formula.kind,
+            MASKED=weight is not None,
+            PRECISION=self.layout.precision["PRECISION"],
+            num_warps=warps,
+        )
+        return found
+
+    def prefix(self, tables: Tables, phi: Tensor, largest: Tensor, chunk: int) -> Readable:
+        """What the queries of every chunk read, from the tables of all chunks and `phi`."""
+        table = tables.rows
+        chunks, problems, _, _, channels = table.shape
+        padded = self.layout.padded
+        wide = min(_channels(channels), 32)
+        out = torch.empty_like(table, dtype=self.layout.table_type)
+        normaliser = torch.empty(chunks, problems, self.dims, padded, 2, device=table.device)
+        unscale = torch.empty(problems, device=table.device)
+        prefix_kernel[(problems * self.dims, triton.cdiv(channels, wide))](
+            table,
+            tables.counts,
+            tables.seconds,
+            tables.counts if tables.whole is None else tables.whole,
+            phi,
+            largest,
+            tables.largest,
+            out,
+            normaliser,
+            unscale,
+            chunks,
+            problems,
+            channels,
+            D=self.dims,
+            G=self.layout.count,
+            GP=padded,
+            CHUNK=chunk,
+            CHANNELS=wide,
+            HATS=self.hats,
+            MASKED=tables.whole is not None,
+            SCALED=self.layout.narrow,
+            PRECISION=self.layout.precision["PRECISION"],
+            num_warps=4 if padded <= 64 else 8,
+        )
+        return Readable(out, out, normaliser, unscale)
 
     def slopes(
         self,
@@ -477,6 +604,24 @@ class Grid:
             **self.layout.precision,
         )
         return None if parts is None else parts.double().sum(1).float()
+
+
+@dataclass(frozen=True)
+class Causal:
+    """What the keys of their own chunk give queries, `near (P, group * M, C)` and `totals (P, group * M)`.
+
+    Query m has the place `m + offset` among the `seen` keys, and sees those up to there.
+    """
+
+    near: Tensor
+    totals: Tensor
+    offset: int
+    seen: int
+    chunk: int
+
+    def tiles(self, tall: int) -> int:
+        """How many blocks of `tall` places hold all queries that see a key."""
+        return triton.cdiv(self.seen, tall) - max(self.offset, 0) // tall
 
 
 @dataclass(frozen=True)
@@ -584,6 +729,11 @@ def _chosen(weight: Tensor, sampled: int) -> Tensor:
     counted = weight.double().cumsum(1)
     places = torch.searchsorted(counted, steps * counted[:, -1:], right=True)
     return places.clamp(max=weight.shape[1] - 1)
+
+
+def _together(table: Tensor) -> Tensor:
+    """The table of all points from those of parts."""
+    return table[0] if table.shape[0] == 1 else table.sum(0)
 
 
 def _channels(channels: int) -> int:
