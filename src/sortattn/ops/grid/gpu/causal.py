@@ -43,10 +43,8 @@ def forward(
     flags = Flags(row_flags, shared, group)
     grid = plan(query, key, weight, bandwidth, kernel, count, flags)
     phi = grid.matrix(phi_largest)
-    # queries before all keys are in no block
-    empty = torch.empty if rows // group <= seen else torch.zeros
-    out = empty(problems, rows, channels, dtype=value.dtype, device=value.device)
-    totals = empty(problems, rows, device=query.device)
+    out = torch.empty(problems, rows, channels, dtype=value.dtype, device=value.device)
+    totals = torch.empty(problems, rows, device=query.device)
     each = -(-seen // CHUNK) * dims * grid.layout.padded * channels * (4 + grid.layout.table_type.itemsize)
     each += 4 * (rows + 2 * seen) * dims * (3 if kernel.exponential else 2)
     for some in _rounds(problems, each):

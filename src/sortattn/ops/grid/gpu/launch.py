@@ -460,6 +460,7 @@ class Grid:
             length,
             length // flags.group,
             causal.offset if causal else 0,
+            causal.first(tall) if causal else 0,
             channels,
             D=self.dims,
             GP=padded,
@@ -486,6 +487,7 @@ class Grid:
         totals = torch.empty(problems, group * length, device=rows.device)
         found = Causal(out, totals, seen - length, seen, chunk)
         tall, keys_together, warps, unroll = _NEAR
+        tall = min(tall, chunk)
         wide = _channels(channels)
         near_kernel[(found.tiles(tall), problems, group * triton.cdiv(channels, wide))](
             queries,
@@ -500,7 +502,8 @@ class Grid:
             RIESZ_EPSILON,
             length,
             seen,
-            seen - length,
+            found.offset,
+            found.first(tall),
             channels,
             D=self.dims,
             GROUP=group,
@@ -619,9 +622,13 @@ class Causal:
     seen: int
     chunk: int
 
+    def first(self, tall: int) -> int:
+        """The first block of `tall` places that holds a query, below zero if that one sees no key."""
+        return self.offset // tall
+
     def tiles(self, tall: int) -> int:
-        """How many blocks of `tall` places hold all queries that see a key."""
-        return triton.cdiv(self.seen, tall) - max(self.offset, 0) // tall
+        """How many blocks of `tall` places hold all queries."""
+        return triton.cdiv(self.seen, tall) - self.first(tall)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ def near_kernel(
     length,
     seen,
     offset,
+    first,
     channels,
     D: tl.constexpr,
     GROUP: tl.constexpr,
@@ -51,14 +52,15 @@ def near_kernel(
 ):
     """What `keys (P, D, seen)` of a chunk give its `queries (P, D, GROUP * length)`, both divided by the bandwidth.
 
-    Query m of a head has the place `m + offset` among the keys and sees those up to there. To `out (P, GROUP * length,
+    Query m of a head has the place `m + offset` among the keys and sees those up to there; `first` is the first block
+    of such places. To `out (P, GROUP * length,
     C)` the sums of `rows (P, seen, C)`, to `totals (P, GROUP * length)` those of the weights. EVEN: blocks of keys are
     whole.
     """
     problem = tl.program_id(1).to(tl.int64)
     parts = tl.cdiv(channels, CHANNELS)
     head, part = tl.program_id(2) // parts, tl.program_id(2) % parts
-    tile = tl.maximum(offset, 0) // ROWS + tl.program_id(0)
+    tile = first + tl.program_id(0)
     place = tile * ROWS + tl.arange(0, ROWS)
     own = place - offset
     here = (own >= 0) & (own < length)
@@ -67,7 +69,8 @@ def near_kernel(
     has = channel < channels
     found = tl.zeros((ROWS, CHANNELS), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
-    start = tile * ROWS // CHUNK * CHUNK
+    # places before all keys see nothing
+    start = tl.maximum(tile * ROWS // CHUNK * CHUNK, 0)
     stop = tl.minimum((tile + 1) * ROWS, seen)
     for n0 in range(start, stop, KEYS):
         n = n0 + tl.arange(0, KEYS)

@@ -39,6 +39,7 @@ def read_kernel(
     length,
     rows,
     offset,
+    start_tile,
     channels,
     D: tl.constexpr,
     GP: tl.constexpr,
@@ -61,7 +62,7 @@ def read_kernel(
     output is zero, and NaN where a flag of `flags (P * GROUP)` or `key_flags (P)` is raised.
 
     With a CHUNK the call is causal: point m of a head, which has `rows` of them, has the place `m + offset` among the
-    keys, tables and normaliser are those of its chunk as `prefix_kernel` made them, and what `near_kernel` found,
+    keys, of which `start_tile` is the first block; tables and normaliser are those of its chunk as `prefix_kernel` made them, and what `near_kernel` found,
     `near (P, length, C)` and `near_totals (P, length)`, is added.
     """
     problem = tl.program_id(1).to(tl.int64)
@@ -71,11 +72,12 @@ def read_kernel(
     # of the first chunk nothing is read: no key is before it
     steps, lines = D * (GP // BLOCK), problem * D
     if CHUNK:
-        tile = tl.maximum(offset, 0) // ROWS + tl.program_id(0)
+        tile = start_tile + tl.program_id(0)
         own = tile * ROWS + tl.arange(0, ROWS) - offset
         here = (own >= 0) & (own < rows)
         m = tl.program_id(2) // parts * rows + tl.minimum(tl.maximum(own, 0), rows - 1)
-        chunk = tile * ROWS // CHUNK
+        # places before all keys see nothing
+        chunk = tl.maximum(tile * ROWS // CHUNK, 0)
         steps = tl.where(chunk > 0, steps, 0)
         lines += chunk.to(tl.int64) * tl.num_programs(1) * D
     else:
