@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .launch import Flags, Formula, Grid, Tables, plan
+from .launch import Flags, Formula, Grid, Places, Readable, plan
 
 # points of a chunk: more take longer by pairs, fewer by tables
 CHUNK = 256
-# bytes of tables that are in memory at a time; heads beyond wait for the next round
+# bytes of tables that are in memory at a time, if the inputs are not larger; heads beyond wait for the next round
 _WORKSPACE = 1 << 30
 
 
@@ -38,29 +38,29 @@ def forward(
     """Attention (`normalise`) or kernel sums of `query (P, group * M, D)`, `key (P, N, D)`, `value (P, N, C)`."""
     problems, rows, dims = query.shape
     seen, channels = value.shape[1:]
-    numbers = torch.zeros(problems * (group + 3), dtype=torch.int32, device=query.device)
-    row_flags, shared, phi_largest, largest = numbers.split([problems * group, problems, problems, problems])
+    numbers = torch.zeros(problems * (group + 2), dtype=torch.int32, device=query.device)
+    row_flags, shared, phi_largest = numbers.split([problems * group, problems, problems])
     flags = Flags(row_flags, shared, group)
     grid = plan(query, key, weight, bandwidth, kernel, count, flags)
     phi = grid.matrix(phi_largest)
     out = torch.empty(problems, rows, channels, dtype=value.dtype, device=value.device)
     totals = torch.empty(problems, rows, device=query.device)
-    each = -(-seen // CHUNK) * dims * grid.layout.padded * channels * (4 + grid.layout.table_type.itemsize)
-    each += 4 * (rows + 2 * seen) * dims * (3 if kernel.exponential else 2)
-    for some in _rounds(problems, each):
+    each = -(-seen // CHUNK) * dims * grid.layout.padded * (channels * grid.layout.table_type.itemsize + 12)
+    each += 4 * (rows + seen) * dims * (3 if kernel.exponential else 2)
+    for some in _rounds(problems, each, max(_WORKSPACE, query.nbytes + key.nbytes + value.nbytes)):
         part, counted = grid.some(some), None if weight is None else weight[some]
         places = part.locate(key[some], counted, lines=True)
-        tables = _tables(part, places, value[some], counted, largest[some])
-        readable = part.prefix(tables, phi[some], phi_largest[some], CHUNK)
+        table, unscale = part.walk(places, value[some], phi[some], phi_largest[some], CHUNK)
+        normaliser = _levels(part, places, counted, phi[some])
         places, lines = part.locate(query[some], lines=True), places.lines
         near = part.near(places.lines, lines, value[some], counted, group, CHUNK)
+        readable = Readable(table, table, normaliser, unscale)
         part.read(places, readable, flags.some(some), out[some], totals[some], normalise, near)
     return Result(out, totals, grid, flags)
 
 
-def _tables(grid: Grid, places, value: Tensor, weight: Tensor | None, largest: Tensor) -> Tables:
-    """What the keys of every chunk leave on the nodes; `whole (chunks, P)` counts the keys before a chunk."""
-    rows = grid.collect(places, value, largest, CHUNK)
+def _levels(grid: Grid, places: Places, weight: Tensor | None, phi: Tensor) -> Tensor:
+    """What the weights of the keys before every chunk give at the nodes."""
     counts = grid.count(places.first, CHUNK)
     seconds = grid.count(places.second, CHUNK) if grid.formula.exponential else counts
     whole = None
@@ -68,12 +68,12 @@ def _tables(grid: Grid, places, value: Tensor, weight: Tensor | None, largest: T
         short = -weight.shape[1] % CHUNK
         own = torch.nn.functional.pad(weight.float(), (0, short)).unflatten(1, (-1, CHUNK)).sum(2)
         whole = (own.cumsum(1) - own).T.contiguous()
-    return Tables(rows, counts, seconds, largest, value.shape[1], whole)
+    return grid.levels(counts, seconds, whole, phi, CHUNK)
 
 
-def _rounds(problems: int, each: int) -> Iterator[slice]:
-    """Heads whose tables are made together, `each` bytes for one."""
-    together = max(1, _WORKSPACE // max(1, each))
+def _rounds(problems: int, each: int, most: int) -> Iterator[slice]:
+    """Heads whose tables are made together, `each` bytes for one and `most` for all."""
+    together = max(1, most // max(1, each))
     # rounds of equal size
     together = -(-problems // -(-problems // together))
     for first in range(0, problems, together):

@@ -16,11 +16,11 @@ from .locate import locate_kernel
 from .matrix import matrix_kernel
 from .near import near_kernel
 from .nodes import nodes_kernel
-from .prefix import prefix_kernel
 from .read import read_kernel
 from .slopes import prepare_kernel, slopes_kernel
 from .survey import ROWS, survey_kernel
 from .transform import transform_kernel
+from .walk import bends_kernel, levels_kernel, walk_kernel
 
 INTERPRETED = isinstance(collect_kernel, InterpretedFunction)
 # two integers of 16 bits in one instruction
@@ -32,6 +32,8 @@ _STRETCHES = 16
 _BUSY = 528
 # queries and keys of a block, warps, and dimensions in a row, of what is summed pair by pair
 _NEAR = (64, 64, 4, 4)
+# rows of the tables, keys of a block, warps and stages of what walks along the chunks
+_WALK = (256, 128, 8, 3)
 
 
 @dataclass(frozen=True)
@@ -255,11 +257,8 @@ class Grid:
         )
         return Places(first, second, line if lines else None)
 
-    def collect(self, places: Places, rows: Tensor, largest: Tensor, chunk: int = 0) -> Tensor:
-        """The table `(P, D, GP, C)` of `rows (P, N, C)`; raises `largest (P)` to its largest number.
-
-        With a `chunk`, those of every chunk of so many rows, `(chunks, P, D, GP, C)`.
-        """
+    def collect(self, places: Places, rows: Tensor, largest: Tensor) -> Tensor:
+        """The table `(P, D, GP, C)` of `rows (P, N, C)`; raises `largest (P)` to its largest number."""
         problems, length, channels = rows.shape
         padded, block = self.layout.padded, self.layout.block
         narrow = self.layout.narrow
@@ -267,7 +266,7 @@ class Grid:
         wide = _channels(channels)
         blocks = triton.cdiv(self.dims * padded // block, together) * triton.cdiv(channels, wide)
         tall = 128 if narrow else 32
-        span, splits = (chunk, math.ceil(length / chunk)) if chunk else _split(length, blocks * problems, tall)
+        span, splits = _split(length, blocks * problems, tall)
         table = torch.empty(splits, problems, self.dims, padded, channels, device=rows.device)
         collect_kernel[(blocks, problems, splits)](
             places.first,
@@ -291,7 +290,7 @@ class Grid:
             num_stages=3,
             **self.layout.precision,
         )
-        return table if chunk else _together(table)
+        return _together(table)
 
     def count(self, places: Tensor, chunk: int = 0) -> Tensor:
         """The sums of ramps at `places (P, D, N)`, `(P, D, GP)`; with nine bits behind the point for 16-bit tensors.
@@ -520,41 +519,79 @@ class Grid:
         )
         return found
 
-    def prefix(self, tables: Tables, phi: Tensor, largest: Tensor, chunk: int) -> Readable:
-        """What the queries of every chunk read, from the tables of all chunks and `phi`."""
-        table = tables.rows
-        chunks, problems, _, _, channels = table.shape
-        padded = self.layout.padded
-        wide = min(_channels(channels), 32)
-        out = torch.empty_like(table, dtype=self.layout.table_type)
-        normaliser = torch.empty(chunks, problems, self.dims, padded, 2, device=table.device)
-        unscale = torch.empty(problems, device=table.device)
-        prefix_kernel[(problems * self.dims, triton.cdiv(channels, wide))](
-            table,
-            tables.counts,
-            tables.seconds,
-            tables.counts if tables.whole is None else tables.whole,
+    def walk(self, places: Places, rows: Tensor, phi: Tensor, phi_largest: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+        """What the queries of every chunk read of the keys before it, `(chunks, P, D, GP, C)`, and its `unscale (P)`."""
+        problems, length, channels = rows.shape
+        padded, narrow = self.layout.padded, self.layout.narrow
+        bends, unscale = torch.empty_like(phi), torch.empty(problems, device=phi.device)
+        bends_kernel[(problems * self.dims,)](
             phi,
-            largest,
-            tables.largest,
-            out,
-            normaliser,
+            phi_largest,
+            torch.linalg.vector_norm(rows, math.inf, (1, 2)),
+            bends,
             unscale,
+            length,
+            D=self.dims,
+            G=self.layout.count,
+            GP=padded,
+            HATS=self.hats,
+            SCALED=narrow,
+            num_warps=8 if padded > 64 else 4,
+        )
+        together = max(1, _WALK[0] // padded)
+        wide = _channels(channels)
+        tall = _WALK[1] if narrow else 32
+        tall = min(tall, chunk)
+        chunks = math.ceil(length / chunk)
+        kind = self.layout.table_type
+        out = torch.empty(chunks, problems, self.dims, padded, channels, dtype=kind, device=rows.device)
+        walk_kernel[(triton.cdiv(self.dims, together) * triton.cdiv(channels, wide), problems)](
+            places.first,
+            places.second,
+            self.shifts(),
+            rows,
+            bends,
+            out,
+            length,
+            chunks,
+            channels,
+            D=self.dims,
+            GP=padded,
+            TOGETHER=together,
+            CHUNK=chunk,
+            ROWS=tall,
+            CHANNELS=wide,
+            EVEN=length % tall == 0 and channels % wide == 0,
+            HATS=self.hats,
+            num_warps=_WALK[2],
+            num_stages=_WALK[3],
+            **self.layout.precision,
+        )
+        return out, unscale
+
+    def levels(self, counts: Tensor, seconds: Tensor, whole: Tensor | None, phi: Tensor, chunk: int) -> Tensor:
+        """The normaliser of every chunk, `(chunks, P, D, GP, 2)`."""
+        chunks, problems = counts.shape[:2]
+        padded = self.layout.padded
+        normaliser = torch.empty(*counts.shape, 2, device=counts.device)
+        levels_kernel[(problems * self.dims,)](
+            counts,
+            seconds,
+            counts if whole is None else whole,
+            phi,
+            normaliser,
             chunks,
             problems,
-            channels,
             D=self.dims,
             G=self.layout.count,
             GP=padded,
             CHUNK=chunk,
-            CHANNELS=wide,
+            CHUNKS=16,
             HATS=self.hats,
-            MASKED=tables.whole is not None,
-            SCALED=self.layout.narrow,
-            PRECISION=self.layout.precision["PRECISION"],
-            num_warps=4 if padded <= 64 else 8,
+            MASKED=whole is not None,
+            num_warps=8 if padded > 64 else 4,
         )
-        return Readable(out, out, normaliser, unscale)
+        return normaliser
 
     def slopes(
         self,
@@ -705,6 +742,7 @@ def plan(
             CHOSEN=chosen is not None,
             STRETCHES=parts,
             ROWS=ROWS,
+            AHEAD=1 if INTERPRETED else 4,
         )
         first += sampled + 2 * parts * heads
     if INTERPRETED:

@@ -73,9 +73,9 @@ def read_kernel(
     steps, lines = D * (GP // BLOCK), problem * D
     if CHUNK:
         tile = start_tile + tl.program_id(0)
-        own = tile * ROWS + tl.arange(0, ROWS) - offset
-        here = (own >= 0) & (own < rows)
-        m = tl.program_id(2) // parts * rows + tl.minimum(tl.maximum(own, 0), rows - 1)
+        index = tile * ROWS + tl.arange(0, ROWS) - offset
+        here = (index >= 0) & (index < rows)
+        m = tl.program_id(2) // parts * rows + (index if EVEN else tl.minimum(tl.maximum(index, 0), rows - 1))
         # places before all keys see nothing
         chunk = tl.maximum(tile * ROWS // CHUNK, 0)
         steps = tl.where(chunk > 0, steps, 0)
