@@ -61,7 +61,7 @@ def test_all_kernels_compile(name, dtype, masked, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     seen = set()
     for kernel in [part for part in dir(launch) if part.endswith("_kernel")]:
-        monkeypatch.setattr(launch, kernel, Compiler(getattr(launch, kernel), seen))
+        monkeypatch.setattr(launch, kernel, Compiler(getattr(launch, kernel).kernel, seen))
     query, key, value = (torch.zeros(2, 64, 16, dtype=dtype) for _ in range(3))
     weight = torch.ones(2, 64) if masked else None
     kernel = resolve(name)
@@ -77,5 +77,5 @@ def test_all_kernels_compile(name, dtype, masked, monkeypatch, tmp_path):
         "read_kernel",
         "slopes_kernel",
         "near_kernel",
-        "prefix_kernel",
+        "walk_kernel",
     }

@@ -11,18 +11,26 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from ....kernels import KERNELS, RIESZ_EPSILON, AddRiesz, SidedKernel
 from ..surrogate import reproduces_exponentials, slope_jumps
-from .collect import collect_kernel, count_kernel, weighted_count_kernel
-from .locate import locate_kernel
-from .matrix import matrix_kernel
-from .near import near_kernel
-from .nodes import nodes_kernel
-from .read import read_kernel
-from .slopes import prepare_kernel, slopes_kernel
-from .survey import ROWS, survey_kernel
-from .transform import transform_kernel
-from .walk import bends_kernel, levels_kernel, walk_kernel
+from . import collect, locate, matrix, near, nodes, read, slopes, survey, transform, walk
+from .remember import Remembered
 
-INTERPRETED = isinstance(collect_kernel, InterpretedFunction)
+INTERPRETED = isinstance(collect.collect_kernel, InterpretedFunction)
+_launchable = (lambda kernel: kernel) if INTERPRETED else Remembered
+bends_kernel = _launchable(walk.bends_kernel)
+collect_kernel = _launchable(collect.collect_kernel)
+count_kernel = _launchable(collect.count_kernel)
+levels_kernel = _launchable(walk.levels_kernel)
+locate_kernel = _launchable(locate.locate_kernel)
+matrix_kernel = _launchable(matrix.matrix_kernel)
+near_kernel = _launchable(near.near_kernel)
+nodes_kernel = _launchable(nodes.nodes_kernel)
+prepare_kernel = _launchable(slopes.prepare_kernel)
+read_kernel = _launchable(read.read_kernel)
+slopes_kernel = _launchable(slopes.slopes_kernel)
+survey_kernel = _launchable(survey.survey_kernel)
+transform_kernel = _launchable(transform.transform_kernel)
+walk_kernel = _launchable(walk.walk_kernel)
+weighted_count_kernel = _launchable(collect.weighted_count_kernel)
 # two integers of 16 bits in one instruction
 _FAST = not INTERPRETED and torch.version.hip is None
 # points of the sample for every node, of which some are extremes of stretches
@@ -610,7 +618,7 @@ class Grid:
         channel, with `extras (P, N)`, all of it with `factors (P, N)`.
         """
         length, channels = rows.shape[1:]
-        tall = 128 if self.layout.narrow else 32
+        tall, wide = 32, _channels(channels)
         programs = triton.cdiv(length, tall)
         exponential = self.formula.exponential
         parts = torch.empty(self.problems, programs, device=out.device) if wants_bandwidth and exponential else None
@@ -635,13 +643,13 @@ class Grid:
             D=self.dims,
             GP=self.layout.padded,
             ROWS=tall,
-            CHANNELS=_channels(channels),
+            CHANNELS=wide,
+            ONE=channels <= wide,
             EXPONENTIAL=exponential,
             FACTORS=factors is not None,
             EXTRAS=extras is not None,
             BANDWIDTH=parts is not None,
             num_warps=4,
-            **self.layout.precision,
         )
         return None if parts is None else parts.double().sum(1).float()
 
@@ -726,7 +734,7 @@ def plan(
     for (points, counted, flag, heads, parts), sampled in zip(sides, samples, strict=True):
         length = points.shape[1]
         chosen = None if counted is None or length <= sampled else _chosen(counted, sampled)
-        survey_kernel[(parts + triton.cdiv(sampled, ROWS), problems, heads)](
+        survey_kernel[(parts + triton.cdiv(sampled, survey.ROWS), problems, heads)](
             points,
             points if chosen is None else chosen,
             line,
@@ -741,7 +749,7 @@ def plan(
             GROUP=heads,
             CHOSEN=chosen is not None,
             STRETCHES=parts,
-            ROWS=ROWS,
+            ROWS=survey.ROWS,
             AHEAD=1 if INTERPRETED else 4,
         )
         first += sampled + 2 * parts * heads
