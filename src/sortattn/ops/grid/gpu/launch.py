@@ -5,13 +5,12 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-import triton
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
 from ....kernels import KERNELS, RIESZ_EPSILON, AddRiesz, SidedKernel
 from ..surrogate import reproduces_exponentials, slope_jumps
-from . import collect, locate, matrix, near, nodes, read, slopes, survey, transform, walk
+from . import collect, locate, lookup, matrix, near, nodes, read, slopes, survey, transform, walk
 from .remember import Remembered
 
 INTERPRETED = isinstance(collect.collect_kernel, InterpretedFunction)
@@ -20,6 +19,7 @@ bends_kernel = _launchable(walk.bends_kernel)
 collect_kernel = _launchable(collect.collect_kernel)
 count_kernel = _launchable(collect.count_kernel)
 levels_kernel = _launchable(walk.levels_kernel)
+lookup_kernel = _launchable(lookup.lookup_kernel)
 locate_kernel = _launchable(locate.locate_kernel)
 matrix_kernel = _launchable(matrix.matrix_kernel)
 near_kernel = _launchable(near.near_kernel)
@@ -40,8 +40,10 @@ _STRETCHES = 16
 _BUSY = 528
 # queries and keys of a block, warps, and dimensions in a row, of what is summed pair by pair
 _NEAR = (64, 64, 4, 4)
+# points of a block, warps, and dimensions in a row, of what is looked up
+_LOOKUP = (64, 4, 4)
 # rows of the tables, keys of a block, warps and stages of what walks along the chunks
-_WALK = (256, 128, 8, 3)
+_WALK = (128, 128, 4, 3)
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,9 @@ class Layout:
     count: int
     dtype: torch.dtype
 
-    @property
+    @functools.cached_property
     def padded(self) -> int:
-        return max(16, triton.next_power_of_2(self.count))
+        return max(16, _power(self.count))
 
     @property
     def block(self) -> int:
@@ -223,6 +225,10 @@ class Grid:
         return self.formula.exponential or self.nodes.shape[1] < 16
 
     @property
+    def changes(self) -> bool:
+        return not self.hats and not _LOOKUP
+
+    @property
     def problems(self) -> int:
         return self.nodes.shape[0]
 
@@ -243,8 +249,8 @@ class Grid:
         first = torch.empty(problems, dims, length, device=points.device)
         second = torch.empty_like(first) if self.formula.exponential else first
         line = torch.empty_like(first) if lines else first
-        rows, wide = 64, min(32, max(16, triton.next_power_of_2(dims)))
-        locate_kernel[(triton.cdiv(length, rows), triton.cdiv(dims, wide), problems)](
+        rows, wide = 64, min(32, max(16, _power(dims)))
+        locate_kernel[(_blocks(length, rows), _blocks(dims, wide), problems)](
             points,
             first if weight is None else weight,
             self.nodes,
@@ -272,7 +278,7 @@ class Grid:
         narrow = self.layout.narrow
         together = max(1, (256 if narrow else 64) // block)
         wide = _channels(channels)
-        blocks = triton.cdiv(self.dims * padded // block, together) * triton.cdiv(channels, wide)
+        blocks = _blocks(self.dims * padded // block, together) * _blocks(channels, wide)
         tall = 128 if narrow else 32
         span, splits = _split(length, blocks * problems, tall)
         table = torch.empty(splits, problems, self.dims, padded, channels, device=rows.device)
@@ -397,7 +403,7 @@ class Grid:
         base = torch.empty(self.problems, self.dims, channels, device=table.device)
         normaliser = torch.empty(self.problems, self.dims, padded, 2, device=table.device)
         unscale = torch.empty(self.problems, device=table.device)
-        transform_kernel[(self.problems * self.dims, padded // block, triton.cdiv(channels, wide))](
+        transform_kernel[(self.problems * self.dims, padded // block, _blocks(channels, wide))](
             table,
             tables.counts,
             tables.seconds,
@@ -439,13 +445,15 @@ class Grid:
     ) -> None:
         """The sums `(P, M, C)` at the places, to `out`, and those of the weights to `totals (P, M)`."""
         length, channels = out.shape[1:]
+        if _LOOKUP:
+            return self._look_up(places, tables, flags, out, totals, normalise, causal)
         padded, block = self.layout.padded, self.layout.block
         narrow = self.layout.narrow
         together = max(1, 64 // block)
         wide = _channels(channels)
         tall = (256 if block == 64 and not self.hats else 128) if narrow else 64
         even = length % tall == 0 and channels % wide == 0 and self.dims * padded // block % together == 0
-        blocks, tiles = triton.cdiv(channels, wide), triton.cdiv(length, tall)
+        blocks, tiles = _blocks(channels, wide), _blocks(length, tall)
         if causal:
             even = even and causal.offset == 0 and flags.group == 1
             tall = min(tall, causal.chunk)
@@ -486,6 +494,46 @@ class Grid:
             **self.layout.precision,
         )
 
+    def _look_up(self, places, tables, flags, out, totals, normalise, causal) -> None:
+        length, channels = out.shape[1:]
+        wide = _channels(channels)
+        tall, warps, unroll = _LOOKUP
+        blocks, tiles, even = _blocks(channels, wide), _blocks(length, tall), length % tall == 0
+        if causal:
+            even = even and causal.offset == 0 and flags.group == 1
+            tall = min(tall, causal.chunk)
+            blocks, tiles = blocks * flags.group, causal.tiles(tall)
+        lookup_kernel[(tiles, self.problems, blocks)](
+            places.first,
+            places.second,
+            tables.rows,
+            tables.normaliser,
+            tables.unscale,
+            flags.rows,
+            flags.shared,
+            out,
+            out if totals is None else totals,
+            causal.near if causal else out,
+            causal.totals if causal else out,
+            length,
+            length // flags.group,
+            causal.offset if causal else 0,
+            causal.first(tall) if causal else 0,
+            channels,
+            D=self.dims,
+            GP=self.layout.padded,
+            UNROLL=unroll if self.dims % unroll == 0 else 1,
+            ROWS=tall,
+            CHANNELS=wide,
+            EVEN=even and channels % wide == 0,
+            GROUP=flags.group,
+            CHUNK=causal.chunk if causal else 0,
+            EXPONENTIAL=self.formula.exponential,
+            NORMALISE=normalise,
+            COUNT=totals is not None,
+            num_warps=warps,
+        )
+
     def near(self, queries: Tensor, keys: Tensor, rows: Tensor, weight: Tensor | None, group: int, chunk: int) -> "Causal":
         """What keys `(P, D, N)` with `rows (P, N, C)` give the queries `(P, D, group * M)` of their own chunk."""
         problems, seen, channels = rows.shape
@@ -496,7 +544,7 @@ class Grid:
         tall, keys_together, warps, unroll = _NEAR
         tall = min(tall, chunk)
         wide = _channels(channels)
-        near_kernel[(found.tiles(tall), problems, group * triton.cdiv(channels, wide))](
+        near_kernel[(found.tiles(tall), problems, group * _blocks(channels, wide))](
             queries,
             keys,
             rows,
@@ -543,17 +591,19 @@ class Grid:
             G=self.layout.count,
             GP=padded,
             HATS=self.hats,
+            CHANGES=self.changes,
             SCALED=narrow,
-            num_warps=8 if padded > 64 else 4,
+            num_warps=8 if padded > 32 else 4,
         )
-        together = max(1, _WALK[0] // padded)
+        # products of larger matrices, several at a time, do not fit into registers
+        together = max(1, _WALK[0] // padded) if padded <= 32 else 1
         wide = _channels(channels)
         tall = _WALK[1] if narrow else 32
         tall = min(tall, chunk)
         chunks = math.ceil(length / chunk)
         kind = self.layout.table_type
         out = torch.empty(chunks, problems, self.dims, padded, channels, dtype=kind, device=rows.device)
-        walk_kernel[(triton.cdiv(self.dims, together) * triton.cdiv(channels, wide), problems)](
+        walk_kernel[(_blocks(self.dims, together) * _blocks(channels, wide), problems)](
             places.first,
             places.second,
             self.shifts(),
@@ -595,7 +645,7 @@ class Grid:
             GP=padded,
             CHUNK=chunk,
             CHUNKS=16,
-            HATS=self.hats,
+            CHANGES=self.changes,
             MASKED=whole is not None,
             num_warps=8 if padded > 64 else 4,
         )
@@ -619,7 +669,7 @@ class Grid:
         """
         length, channels = rows.shape[1:]
         tall, wide = 32, _channels(channels)
-        programs = triton.cdiv(length, tall)
+        programs = _blocks(length, tall)
         exponential = self.formula.exponential
         parts = torch.empty(self.problems, programs, device=out.device) if wants_bandwidth and exponential else None
         slopes_kernel[(programs, self.problems)](
@@ -673,7 +723,7 @@ class Causal:
 
     def tiles(self, tall: int) -> int:
         """How many blocks of `tall` places hold all queries."""
-        return triton.cdiv(self.seen, tall) - self.first(tall)
+        return _blocks(self.seen, tall) - self.first(tall)
 
 
 @dataclass(frozen=True)
@@ -693,7 +743,7 @@ def prepare(grad: Tensor, out: Tensor, totals: Tensor, reference: Tensor) -> tup
     problems, length, channels = grad.shape
     rows = torch.empty_like(grad)
     factors, extras, weights = torch.empty(3, problems, length, device=grad.device)
-    prepare_kernel[(triton.cdiv(length, 64), problems)](
+    prepare_kernel[(_blocks(length, 64), problems)](
         grad,
         out,
         totals,
@@ -728,13 +778,13 @@ def plan(
     # extremes are never most of the line, however many heads a group has
     samples = [max(wanted - 2 * parts * heads, wanted // 2) for *_, heads, parts in sides]
     used = sum(samples) + sum(2 * parts * heads for *_, heads, parts in sides)
-    width = triton.next_power_of_2(used)
+    width = _power(used)
     line = torch.empty(problems, dims, width, device=query.device)
     first = 0
     for (points, counted, flag, heads, parts), sampled in zip(sides, samples, strict=True):
         length = points.shape[1]
         chosen = None if counted is None or length <= sampled else _chosen(counted, sampled)
-        survey_kernel[(parts + triton.cdiv(sampled, survey.ROWS), problems, heads)](
+        survey_kernel[(parts + _blocks(sampled, survey.ROWS), problems, heads)](
             points,
             points if chosen is None else chosen,
             line,
@@ -745,7 +795,7 @@ def plan(
             first,
             width,
             D=dims,
-            DIMS=max(16, triton.next_power_of_2(dims)),
+            DIMS=max(16, _power(dims)),
             GROUP=heads,
             CHOSEN=chosen is not None,
             STRETCHES=parts,
@@ -789,9 +839,19 @@ def _together(table: Tensor) -> Tensor:
     return table[0] if table.shape[0] == 1 else table.sum(0)
 
 
+def _blocks(length: int, block: int) -> int:
+    """How many blocks hold so many things; Triton's own `cdiv` takes microseconds, some dozens of times a call."""
+    return -(-length // block)
+
+
+def _power(number: int) -> int:
+    """The next power of two."""
+    return 1 << (number - 1).bit_length()
+
+
 def _channels(channels: int) -> int:
     """Channels of a block."""
-    return min(64, max(16, triton.next_power_of_2(channels)))
+    return min(64, max(16, _power(channels)))
 
 
 def _split(length: int, programs: int, least: int) -> tuple[int, int]:

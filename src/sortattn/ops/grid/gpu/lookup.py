@@ -38,7 +38,7 @@ def lookup_kernel(
 ):
     """`out (P, length, C)` from `table (P, D, GP, C)`, what the nodes give, for a block of points of one head.
 
-    With COUNT the sums of the weights, from `normaliser (P, D, GP)`, go to `totals (P, length)`, by which NORMALISE
+    With COUNT the sums of the weights, from `normaliser (P, D, GP, 2)`, go to `totals (P, length)`, by which NORMALISE
     divides; where there are none the output is zero, and NaN where a flag of `flags (P * GROUP)` or `key_flags (P)` is
     raised.
 
@@ -68,7 +68,7 @@ def lookup_kernel(
     found = tl.zeros((ROWS, CHANNELS), tl.float32)
     total = tl.zeros((ROWS, 1), tl.float32)
     places_at, seconds_at = places + problem * D * length + m, seconds + problem * D * length + m
-    rows_at, weights_at = table + lines * GP * channels + channel, normaliser + lines * GP
+    rows_at, weights_at = table + lines * GP * channels + channel, normaliser + lines * GP * 2
     for _ in range(0, dims, UNROLL):
         # a few dimensions in the type of the table: two numbers at a time, and fewer conversions
         some = tl.zeros((ROWS, CHANNELS), table.dtype.element_ty)
@@ -88,12 +88,12 @@ def lookup_kernel(
                 low, high = tl.load(spot, mask=has, other=0.0), tl.load(spot + channels, mask=has, other=0.0)
             some = tl.fma(above.to(low.dtype), high, tl.fma(below.to(low.dtype), low, some))
             if COUNT:
-                total += below * tl.load(weights_at + node) + above * tl.load(weights_at + node + 1)
+                total += below * tl.load(weights_at + node * 2) + above * tl.load(weights_at + node * 2 + 1)
         found += some.to(tl.float32)
         places_at += UNROLL * length
         seconds_at += UNROLL * length
         rows_at += UNROLL * GP * channels
-        weights_at += UNROLL * GP
+        weights_at += UNROLL * GP * 2
     found *= tl.load(unscale + problem)
     at = problem * length + m
     spot = at * channels + channel

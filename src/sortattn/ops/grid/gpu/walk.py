@@ -18,13 +18,15 @@ def bends_kernel(
     G: tl.constexpr,
     GP: tl.constexpr,
     HATS: tl.constexpr,
+    CHANGES: tl.constexpr,
     SCALED: tl.constexpr,
 ):
     """The kernel between nodes, `phi (P * D, GP, GP)`, for tables of ramps that are read by ramps.
 
     F is `phi` times a table of hats, and a hat is the difference of two ramps. So the changes of F from node to node are
     the mixed differences of `phi`, its bends, times a table of ramps. The last ramp is one everywhere: its column holds
-    the changes for all points together, its row F at the first node. With HATS it is `phi` itself.
+    the changes for all points together, its row F at the first node. With HATS it is `phi` itself, without CHANGES it
+    gives F.
 
     SCALED by a power of two, of which `unscale (P)` is the inverse, such that `length` values of the size `largest (P)`
     give no F beyond 16 bits, where `phi_largest (P)` holds the bits of the largest number of `phi`.
@@ -53,7 +55,13 @@ def bends_kernel(
         both = tl.load(phi + at + row * GP + GP + column + 1, mask=inside, other=0.0)
         upper = tl.where(last_column, level, across - level)
         lower = tl.where(last_column, down, both - down)
-        here = tl.where(inside, tl.where(last_row, upper, lower - upper), 0.0)
+        if CHANGES:
+            here = tl.where(inside, tl.where(last_row, upper, lower - upper), 0.0)
+        else:
+            across = tl.load(phi + at + i * GP + column + 1)
+            first = tl.load(phi + at + i * GP)
+            known = (i < G) & ((j < G - 1) | last_column)
+            here = tl.where(known, tl.where(last_column, first, across - here), 0.0)
     tl.store(bends + at + i * GP + j, here * scale)
 
 
@@ -97,7 +105,11 @@ def walk_kernel(
     for chunk in range(0, chunks):
         matrix = tl.load(bends + matrix_at)
         # not in 16 bits: the sum of all values is in every dimension, and its rounding would not average out
-        found = tl.dot(matrix, tl.reshape(total, (TOGETHER, GP, CHANNELS)), input_precision=PRECISION)
+        if TOGETHER == 1:
+            found = tl.dot(tl.reshape(matrix, (GP, GP)), total, input_precision=PRECISION)
+            found = tl.reshape(found, (1, GP, CHANNELS))
+        else:
+            found = tl.dot(matrix, tl.reshape(total, (TOGETHER, GP, CHANNELS)), input_precision=PRECISION)
         spot = (((chunk * problems + problem) * D + dim) * GP + node) * channels + channel[None, None, :]
         tl.store(out + spot, found.to(out.dtype.element_ty), mask=inside)
         stop = tl.minimum((chunk + 1) * CHUNK, length)
@@ -138,12 +150,12 @@ def levels_kernel(
     GP: tl.constexpr,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
-    HATS: tl.constexpr,
+    CHANGES: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """`normaliser (chunks, P, D, GP, 2)`: at the nodes what the weights of all keys before a chunk give, in float32.
 
-    F at a node, and its change to the next one or, with HATS, F there. `counts` and `seconds (chunks, P, D, GP)` are sums
+    F at a node, and F at the next one, or with CHANGES the change. `counts` and `seconds (chunks, P, D, GP)` are sums
     of ramps of every chunk, `whole (chunks, P)` the number of keys before a chunk that count, where not all do (MASKED).
     """
     at = tl.program_id(0).to(tl.int64)
@@ -151,7 +163,7 @@ def levels_kernel(
     # transposed
     matrix = phi + at * GP * GP + j[:, None]
     here, there = tl.load(matrix + i[None, :] * GP), tl.load(matrix + tl.minimum(i + 1, G - 1)[None, :] * GP)
-    if not HATS:
+    if CHANGES:
         there -= here
     carried = tl.zeros((GP,), tl.float32)
     for first in range(0, chunks, CHUNKS):
