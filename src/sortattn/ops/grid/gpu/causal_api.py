@@ -71,7 +71,9 @@ def grid_gpu_causal_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key, value, bandwidth and parameters."""
     chosen = _kernel(kernel, parameters)
-    grid = Grid(nodes, stats, bandwidth.contiguous(), Layout(count, query.dtype), formula(chosen, query.device))
+    # nothing is located here
+    layout = Layout(count, query.dtype)
+    grid = Grid(nodes, stats, nodes, nodes, bandwidth.contiguous(), layout, formula(chosen, query.device))
     # heads that hold what is no number have NaN in their outputs, and so in their gradients
     points = [part.float().nan_to_num(0.0, 0.0, 0.0).contiguous() for part in (query, key, value)]
     counted = weight.float() if masked else torch.ones(value.shape[:2], device=value.device)

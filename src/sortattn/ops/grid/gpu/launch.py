@@ -2,7 +2,7 @@
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -61,6 +61,11 @@ class Layout:
     def block(self) -> int:
         """Nodes that are taken together."""
         return min(self.padded, 64)
+
+    @property
+    def buckets(self) -> int:
+        """Intervals of equal width, for each of which it is known which nodes it holds."""
+        return 4 * self.padded
 
     @property
     def narrow(self) -> bool:
@@ -208,10 +213,15 @@ class Flags:
 
 @dataclass(frozen=True)
 class Grid:
-    """The nodes of a call, `(P, D, GP)`, what is known of their cells `(P, D, 3, GP)`, and the bandwidth `(P,)`."""
+    """The nodes of a call, `(P, D, GP)`, what is known of their cells `(P, D, 3, GP)`, and the bandwidth `(P,)`.
+
+    `guide (P, D, buckets)` and `steps (P, D)` shorten the search for a cell, see `nodes_kernel`.
+    """
 
     nodes: Tensor
     stats: Tensor
+    guide: Tensor
+    steps: Tensor
     bandwidth: Tensor
     layout: Layout
     formula: Formula
@@ -238,7 +248,8 @@ class Grid:
 
     def some(self, heads: slice) -> "Grid":
         """The grid of some of the heads."""
-        return replace(self, nodes=self.nodes[heads], stats=self.stats[heads], bandwidth=self.bandwidth[heads])
+        own = (part[heads] for part in (self.nodes, self.stats, self.guide, self.steps, self.bandwidth))
+        return Grid(*own, self.layout, self.formula)
 
     def shifts(self) -> Tensor:
         return shifts(self.layout.padded, self.nodes.device)
@@ -254,6 +265,8 @@ class Grid:
             points,
             first if weight is None else weight,
             self.nodes,
+            self.guide,
+            self.steps,
             self.bandwidth,
             first,
             second,
@@ -262,7 +275,7 @@ class Grid:
             D=dims,
             G=self.layout.count,
             GP=self.layout.padded,
-            STEPS=(self.layout.count - 1).bit_length(),
+            BUCKETS=self.layout.buckets,
             ROWS=rows,
             DIMS=wide,
             EXPONENTIAL=self.formula.exponential,
@@ -808,22 +821,27 @@ def plan(
         line[..., :used] = line[..., :used].sort(-1).values
     nodes = torch.empty(problems, dims, layout.padded, device=query.device)
     stats = torch.empty(problems, dims, 3, layout.padded, device=query.device)
+    guide = torch.empty(problems, dims, layout.buckets, dtype=torch.int16, device=query.device)
+    steps = torch.empty(problems, dims, dtype=torch.int32, device=query.device)
     nodes_kernel[(problems * dims,)](
         line,
         bandwidth,
         nodes,
         stats,
+        guide,
+        steps,
         used,
         width,
         D=dims,
         G=count,
         POWER=width.bit_length() - 1,
         NODES_POWER=layout.padded.bit_length() - 1,
+        BUCKETS=layout.buckets,
         ANCHOR=kernel.riesz,
         SORT=not INTERPRETED,
         num_warps=4,
     )
-    return Grid(nodes, stats, bandwidth, layout, kernel)
+    return Grid(nodes, stats, guide, steps, bandwidth, layout, kernel)
 
 
 def _chosen(weight: Tensor, sampled: int) -> Tensor:
