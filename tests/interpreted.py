@@ -172,6 +172,27 @@ def matrix():
         assert_close(found, extra, 1e-3, scale=1e-2)
 
 
+def search():
+    """Cells are found from their buckets, wherever the nodes stand: outliers, constants, ties, clusters, offsets."""
+    query, key, _ = draw(Shape((1,), 200, 150, 6, 1), torch.float32)
+    query[0, 3, 0] = 1000
+    query[..., 1] = key[..., 1] = 2
+    query[..., 2], key[..., 2] = ((part[..., 2] * 2).round() / 2 for part in (query, key))
+    query[..., 3], key[..., 3] = query[..., 3].exp() ** 4, key[..., 3] * 1e-3
+    query[..., 4], key[..., 4] = query[..., 4] + 1e4, key[..., 4] + 1e4
+    query[:, :100, 5] -= 500
+    none = torch.zeros(1, dtype=torch.int32)
+    bump = launch.formula(resolve("add_bump"), query.device)
+    grid = launch.plan(query, key, None, torch.ones(1), bump, 32, launch.Flags(none, none.clone(), 1))
+    nodes = grid.nodes[..., :32].contiguous()
+    for points in (query, key):
+        lines = points.mT.contiguous()
+        cell = (torch.searchsorted(nodes, lines, right=True) - 1).clamp(0, 30)
+        width = nodes.gather(2, cell + 1) - nodes.gather(2, cell)
+        share = ((lines - nodes.gather(2, cell)) / torch.where(width > 0, width, 1.0)).clamp(0, 1)
+        assert torch.equal(grid.locate(points).first, cell + share)
+
+
 def operators():
     """The operator's fake kernel agrees with it, and it can be compiled and mapped."""
     query, key, value = draw(Shape((1,), 20, 24, 3, 4), torch.float32)
@@ -196,4 +217,5 @@ if __name__ == "__main__":
         name, dtype, dims = rest
         {"gradients": gradients, "causal_gradients": causal_gradients}[what](name, getattr(torch, dtype), int(dims))
     else:
-        {"masks": masks, "sums": sums, "operators": operators, "matrix": matrix, "causal": causal}[what]()
+        checks = (masks, sums, operators, matrix, causal, search)
+        {check.__name__: check for check in checks}[what]()

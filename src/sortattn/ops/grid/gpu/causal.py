@@ -45,9 +45,7 @@ def forward(
     phi = grid.matrix(phi_largest)
     out = torch.empty(problems, rows, channels, dtype=value.dtype, device=value.device)
     totals = torch.empty(problems, rows, device=query.device)
-    each = -(-seen // CHUNK) * dims * grid.layout.padded * (channels * grid.layout.table_type.itemsize + 12)
-    each += 4 * (rows + seen) * dims * (3 if kernel.exponential else 2)
-    for some in _rounds(problems, each, max(_WORKSPACE, query.nbytes + key.nbytes + value.nbytes)):
+    for some in rounds(problems, workspace(grid, value, rows), query, key, value):
         part, counted = grid.some(some), None if weight is None else weight[some]
         places = part.locate(key[some], counted, lines=True)
         table, unscale = part.walk(places, value[some], phi[some], phi_largest[some], CHUNK)
@@ -71,8 +69,16 @@ def _levels(grid: Grid, places: Places, weight: Tensor | None, phi: Tensor) -> T
     return grid.levels(counts, seconds, whole, phi, CHUNK)
 
 
-def _rounds(problems: int, each: int, most: int) -> Iterator[slice]:
-    """Heads whose tables are made together, `each` bytes for one and `most` for all."""
+def workspace(grid: Grid, value: Tensor, rows: int) -> int:
+    """Bytes of the tables, of places and of what comes with them, for one head."""
+    seen, channels = value.shape[1:]
+    tables = -(-seen // CHUNK) * grid.layout.padded * (channels * grid.layout.table_type.itemsize + 12)
+    return grid.dims * (tables + 4 * (rows + seen) * (3 if grid.formula.exponential else 2))
+
+
+def rounds(problems: int, each: int, *inputs: Tensor) -> Iterator[slice]:
+    """Heads whose tables are made together, `each` bytes for one."""
+    most = max(_WORKSPACE, sum(part.nbytes for part in inputs))
     together = max(1, most // max(1, each))
     # rounds of equal size
     together = -(-problems // -(-problems // together))

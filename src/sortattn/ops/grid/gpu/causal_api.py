@@ -1,6 +1,7 @@
 """The operator behind causal calls on the GPU, with its fake kernel and derivative.
 
-The derivative is that of `grid.causal`, in torch's operations, on the nodes that the forward pass has placed.
+Where heads are grouped, queries are not as many as keys, or the bandwidth or coefficients have gradients, the derivative
+is that of `grid.causal`, in torch's operations, on the nodes that the forward pass has placed.
 """
 
 import torch
@@ -11,6 +12,7 @@ from ....normalise import through_quotient
 from ...batching import fold
 from ..causal import grid_causal_backward
 from .causal import forward
+from .causal_backward import backward
 from .launch import Grid, Layout, formula
 
 
@@ -28,8 +30,8 @@ def grid_gpu_causal(
     group: int,
     masked: bool,
     normalise: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The output `(P, group * M, C)`, the sums of the weights, the nodes, and what is known of their cells."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The output `(P, group * M, C)`, the sums of the weights, and the four tensors of the grid."""
     # kernels read memory, and what vmap expands has none of its own
     query, key, value, weight, bandwidth = (
         part.detach().contiguous() for part in (query, key, value, weight, bandwidth)
@@ -37,16 +39,20 @@ def grid_gpu_causal(
     numbers = formula(_kernel(kernel, parameters), query.device)
     counted = weight if masked else None
     found = forward(query, key, value, counted, bandwidth, numbers, count, group, normalise)
-    return found.out, found.totals, found.grid.nodes, found.grid.stats
+    grid = found.grid
+    return found.out, found.totals, grid.nodes, grid.stats, grid.guide, grid.steps
 
 
 @grid_gpu_causal.register_fake
 def _(query, key, value, weight, bandwidth, parameters, kernel, exponential, count, group, masked, normalise):
     problems, rows, dims = query.shape
-    padded = Layout(count, query.dtype).padded
+    layout = Layout(count, query.dtype)
+    padded = layout.padded
     totals, nodes = (query.new_empty(problems, *shape, dtype=torch.float32) for shape in ((rows,), (dims, padded)))
     stats = query.new_empty(problems, dims, 3, padded, dtype=torch.float32)
-    return value.new_empty(problems, rows, value.shape[2]), totals, nodes, stats
+    guide = query.new_empty(problems, dims, layout.buckets, dtype=torch.int16)
+    steps = query.new_empty(problems, dims, dtype=torch.int32)
+    return value.new_empty(problems, rows, value.shape[2]), totals, nodes, stats, guide, steps
 
 
 @torch.library.custom_op("sortattn::grid_gpu_causal_backward", mutates_args=())
@@ -62,20 +68,27 @@ def grid_gpu_causal_backward(
     totals: Tensor,
     nodes: Tensor,
     stats: Tensor,
+    guide: Tensor,
+    steps: Tensor,
     kernel: str,
     exponential: bool,
     count: int,
     group: int,
     masked: bool,
     normalise: bool,
+    wants_numbers: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of query, key, value, bandwidth and parameters."""
+    """The gradients of query, key, value, bandwidth and parameters; the last two are zero unless wanted."""
     chosen = _kernel(kernel, parameters)
-    # nothing is located here
     layout = Layout(count, query.dtype)
-    grid = Grid(nodes, stats, nodes, nodes, bandwidth.contiguous(), layout, formula(chosen, query.device))
+    grid = Grid(nodes, stats, guide, steps, bandwidth.contiguous(), layout, formula(chosen, query.device))
     # heads that hold what is no number have NaN in their outputs, and so in their gradients
-    points = [part.float().nan_to_num(0.0, 0.0, 0.0).contiguous() for part in (query, key, value)]
+    points = [part.nan_to_num(0.0, 0.0, 0.0).contiguous() for part in (query, key, value)]
+    if not wants_numbers and group == 1 and query.shape[1] == key.shape[1]:
+        numbers = parameters if parameters.numel() else None
+        rest = (weight if masked else None, out, totals, grid, kernel, numbers, normalise)
+        return *backward(grad, *points, *rest), torch.zeros_like(bandwidth), torch.zeros_like(parameters)
+    points = [part.float() for part in points]
     counted = weight.float() if masked else torch.ones(value.shape[:2], device=value.device)
     rows = torch.cat([points[2], counted[..., None]], 2)
     wide = grad.float()
@@ -120,7 +133,8 @@ def _setup(ctx, inputs, output):
 
 
 def _backward(ctx, grad, *_):
-    found = grid_gpu_causal_backward(grad.contiguous(), *ctx.saved_tensors, *ctx.options)
+    wants = ctx.needs_input_grad
+    found = grid_gpu_causal_backward(grad.contiguous(), *ctx.saved_tensors, *ctx.options, wants[4] or wants[5])
     return *found[:3], None, *found[3:], *(None,) * 6
 
 

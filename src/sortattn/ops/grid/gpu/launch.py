@@ -341,9 +341,9 @@ class Grid:
         )
         return table if chunk else _together(table)
 
-    def weighted_count(self, places: Places, weight: Tensor) -> Tensor:
-        """The table of one channel, `weight (P, N)` in float32."""
-        return self._sum(places, weight, self.hats)
+    def weighted_count(self, places: Places, weight: Tensor, chunk: int = 0) -> Tensor:
+        """The table of one channel, `weight (P, N)` in float32; with a `chunk` those of all chunks."""
+        return self._sum(places, weight, self.hats, chunk)
 
     def _sum(self, places: Places, weight: Tensor, hats: bool, chunk: int = 0) -> Tensor:
         problems = weight.shape[0]
@@ -541,6 +541,7 @@ class Grid:
             EVEN=even and channels % wide == 0,
             GROUP=flags.group,
             CHUNK=causal.chunk if causal else 0,
+            REVERSED=causal is not None and causal.reverse,
             EXPONENTIAL=self.formula.exponential,
             NORMALISE=normalise,
             COUNT=totals is not None,
@@ -588,8 +589,20 @@ class Grid:
         )
         return found
 
-    def walk(self, places: Places, rows: Tensor, phi: Tensor, phi_largest: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-        """What the queries of every chunk read of the keys before it, `(chunks, P, D, GP, C)`, and its `unscale (P)`."""
+    def walk(
+        self,
+        places: Places,
+        rows: Tensor,
+        phi: Tensor,
+        phi_largest: Tensor,
+        chunk: int,
+        changes: bool = False,
+        reverse: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """What is read in every chunk of the points before it, `(chunks, P, D, GP, C)`, and its `unscale (P)`.
+
+        In `reverse` of those behind it; `phi` is then transposed. With `changes` those of F from node to node.
+        """
         problems, length, channels = rows.shape
         padded, narrow = self.layout.padded, self.layout.narrow
         bends, unscale = torch.empty_like(phi), torch.empty(problems, device=phi.device)
@@ -604,7 +617,7 @@ class Grid:
             G=self.layout.count,
             GP=padded,
             HATS=self.hats,
-            CHANGES=self.changes,
+            CHANGES=changes,
             SCALED=narrow,
             num_warps=8 if padded > 32 else 4,
         )
@@ -634,13 +647,16 @@ class Grid:
             CHANNELS=wide,
             EVEN=length % tall == 0 and channels % wide == 0,
             HATS=self.hats,
+            REVERSED=reverse,
             num_warps=_WALK[2],
             num_stages=_WALK[3],
             **self.layout.precision,
         )
         return out, unscale
 
-    def levels(self, counts: Tensor, seconds: Tensor, whole: Tensor | None, phi: Tensor, chunk: int) -> Tensor:
+    def levels(
+        self, counts: Tensor, seconds: Tensor, whole: Tensor | None, phi: Tensor, chunk: int, changes: bool = False
+    ) -> Tensor:
         """The normaliser of every chunk, `(chunks, P, D, GP, 2)`."""
         chunks, problems = counts.shape[:2]
         padded = self.layout.padded
@@ -658,7 +674,7 @@ class Grid:
             GP=padded,
             CHUNK=chunk,
             CHUNKS=16,
-            CHANGES=self.changes,
+            CHANGES=changes,
             MASKED=whole is not None,
             num_warps=8 if padded > 64 else 4,
         )
@@ -674,6 +690,7 @@ class Grid:
         extras: Tensor | None,
         out: Tensor,
         wants_bandwidth: bool,
+        chunk: int = 0,
     ) -> Tensor | None:
         """The derivatives by `points (P, N, D)`, to `out (P, D, N)`, and those by the bandwidth `(P,)`, if wanted.
 
@@ -681,7 +698,7 @@ class Grid:
         channel, with `extras (P, N)`, all of it with `factors (P, N)`.
         """
         length, channels = rows.shape[1:]
-        tall, wide = 32, _channels(channels)
+        tall, wide = min(32, chunk or 32), _channels(channels)
         programs = _blocks(length, tall)
         exponential = self.formula.exponential
         parts = torch.empty(self.problems, programs, device=out.device) if wants_bandwidth and exponential else None
@@ -706,6 +723,7 @@ class Grid:
             D=self.dims,
             GP=self.layout.padded,
             ROWS=tall,
+            CHUNK=chunk,
             CHANNELS=wide,
             ONE=channels <= wide,
             EXPONENTIAL=exponential,
@@ -729,6 +747,7 @@ class Causal:
     offset: int
     seen: int
     chunk: int
+    reverse: bool = False
 
     def first(self, tall: int) -> int:
         """The first block of `tall` places that holds a query, below zero if that one sees no key."""

@@ -32,6 +32,7 @@ def lookup_kernel(
     EVEN: tl.constexpr,
     GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
+    REVERSED: tl.constexpr,
     EXPONENTIAL: tl.constexpr,
     NORMALISE: tl.constexpr,
     COUNT: tl.constexpr,
@@ -44,7 +45,7 @@ def lookup_kernel(
 
     With a CHUNK the call is causal: point m of a head, which has `rows` of them, has the place `m + offset` among the
     keys, of which `start_tile` is the first block; tables and normaliser are those of its chunk, and what `near_kernel`
-    found, `near (P, length, C)` and `near_totals (P, length)`, is added.
+    found, `near (P, length, C)` and `near_totals (P, length)`, is added. REVERSED: tables hold what is behind a chunk.
     """
     problem = tl.program_id(1).to(tl.int64)
     parts = tl.cdiv(channels, CHANNELS)
@@ -59,7 +60,8 @@ def lookup_kernel(
         m = tl.program_id(2) // parts * rows + (index if EVEN else tl.minimum(tl.maximum(index, 0), rows - 1))
         # places before all keys see nothing, and no key is before the first chunk
         chunk = tl.maximum(tile * ROWS // CHUNK, 0)
-        dims = tl.where(chunk > 0, D, 0)
+        if not REVERSED:
+            dims = tl.where(chunk > 0, D, 0)
         lines += chunk.to(tl.int64) * tl.num_programs(1) * D
     else:
         index = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]

@@ -63,6 +63,7 @@ def slopes_kernel(
     D: tl.constexpr,
     GP: tl.constexpr,
     ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
     CHANNELS: tl.constexpr,
     ONE: tl.constexpr,
     EXPONENTIAL: tl.constexpr,
@@ -75,7 +76,8 @@ def slopes_kernel(
     `changes (P, D, GP, C)` holds the changes of F from node to node, `levels` F itself, which only exponentials need,
     `normaliser (P, D, GP, 2)` both for E. On a node it is the mean of the derivatives of both sides; `lefts (P, D, GP)`
     is the cell on the left of every node. With BANDWIDTH a program's part of the derivative by the bandwidth goes to
-    `by_bandwidth (P, programs)`. ONE: a block holds all channels.
+    `by_bandwidth (P, programs)`. ONE: a block holds all channels. With a CHUNK there are tables and normalisers of every
+    chunk of so many points, `(chunks, P, D, GP, ...)`.
     """
     problem = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -94,27 +96,30 @@ def slopes_kernel(
     rows_at = rows + at * channels
     row = tl.load(rows_at + channel, mask=channel < channels, other=0.0).to(tl.float32)
     stretched = tl.zeros((ROWS, 1), tl.float32)
+    lines = problem * D
+    if CHUNK:
+        lines += (tl.program_id(0) * ROWS // CHUNK).to(tl.int64) * tl.num_programs(1) * D
     for d in range(0, D):
-        line = (problem * D + d) * GP
+        line, tables = (problem * D + d) * GP, (lines + d) * GP
         cell, share = split_place(tl.load(places + (problem * D + d) * length + safe))
         left = tl.load(lefts + line + cell)
         on_node = share == 0
         start, before = tl.load(nodes + line + cell), tl.load(nodes + line + left)
         width, width_left = tl.load(nodes + line + cell + 1) - start, tl.load(nodes + line + left + 1) - before
         half = tl.where(on_node, 0.5, 1.0)
-        table = changes + line * channels
+        table = changes + tables * channels
         change = scale * _looked_up(row, rows_at, table, cell, here, channels, CHANNELS, ONE)
         left_change = scale * _looked_up(row, rows_at, table, left, here & on_node, channels, CHANNELS, ONE)
         if EXTRAS:
-            change += extra * tl.load(normaliser + (line + cell) * 2 + 1)
-            left_change += extra * tl.load(normaliser + (line + left) * 2 + 1)
+            change += extra * tl.load(normaliser + (tables + cell) * 2 + 1)
+            left_change += extra * tl.load(normaliser + (tables + left) * 2 + 1)
         if EXPONENTIAL:
-            table = levels + line * channels
+            table = levels + tables * channels
             level = level_scale * _looked_up(row, rows_at, table, cell, here, channels, CHANNELS, ONE)
             left_level = level_scale * _looked_up(row, rows_at, table, left, here & on_node, channels, CHANNELS, ONE)
             if EXTRAS:
-                level += extra * tl.load(normaliser + (line + cell) * 2)
-                left_level += extra * tl.load(normaliser + (line + left) * 2)
+                level += extra * tl.load(normaliser + (tables + cell) * 2)
+                left_level += extra * tl.load(normaliser + (tables + left) * 2)
             x = tl.load(points + at * D + d).to(tl.float32)
             h, h_left = width / tau, width_left / tau
             z = tl.minimum(tl.maximum((x - start) / tau, 0.0), h)

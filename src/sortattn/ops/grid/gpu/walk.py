@@ -25,8 +25,8 @@ def bends_kernel(
 
     F is `phi` times a table of hats, and a hat is the difference of two ramps. So the changes of F from node to node are
     the mixed differences of `phi`, its bends, times a table of ramps. The last ramp is one everywhere: its column holds
-    the changes for all points together, its row F at the first node. With HATS it is `phi` itself, without CHANGES it
-    gives F.
+    the changes for all points together, its row F at the first node. HATS are multiplied with `phi`, or its changes, as
+    they are; without CHANGES it gives F.
 
     SCALED by a power of two, of which `unscale (P)` is the inverse, such that `length` values of the size `largest (P)`
     give no F beyond 16 bits, where `phi_largest (P)` holds the bits of the largest number of `phi`.
@@ -44,7 +44,9 @@ def bends_kernel(
     at = tl.program_id(0).to(tl.int64) * GP * GP
     i, j = tl.arange(0, GP)[:, None], tl.arange(0, GP)[None, :]
     here = tl.load(phi + at + i * GP + j)
-    if not HATS:
+    if HATS and CHANGES:
+        here = tl.where(i < G - 1, tl.load(phi + at + tl.minimum(i + 1, GP - 1) * GP + j) - here, 0.0)
+    elif not HATS:
         # of the last row and column the first: the sum of all hats
         row, column = tl.where(i == GP - 1, 0, i), tl.where(j == GP - 1, 0, j)
         last_row, last_column = i == GP - 1, j == GP - 1
@@ -84,12 +86,14 @@ def walk_kernel(
     CHANNELS: tl.constexpr,
     EVEN: tl.constexpr,
     HATS: tl.constexpr,
+    REVERSED: tl.constexpr,
     PRECISION: tl.constexpr,
     EMULATED: tl.constexpr,
 ):
-    """`out (chunks, P, D, GP, C)`: for TOGETHER dimensions of a head, what the keys before every chunk give.
+    """`out (chunks, P, D, GP, C)`: for TOGETHER dimensions of a head, what the points before every chunk give.
 
-    The table of `collect_kernel` stays in registers; at the begin of a chunk `bends` makes of it what is read.
+    The table of `collect_kernel` stays in registers; at the begin of a chunk `bends` makes of it what is read. REVERSED
+    it is the points behind every chunk.
     """
     TALL: tl.constexpr = TOGETHER * GP
     problem, problems = tl.program_id(1).to(tl.int64), tl.num_programs(1)
@@ -102,7 +106,8 @@ def walk_kernel(
     matrix_at = ((problem * D + own) * GP + node) * GP + tl.arange(0, GP)[None, None, :]
     inside = (dim < D) & (channel < channels)[None, None, :]
     total = tl.zeros((TALL, CHANNELS), tl.float32)
-    for chunk in range(0, chunks):
+    for turn in range(0, chunks):
+        chunk = chunks - 1 - turn if REVERSED else turn
         matrix = tl.load(bends + matrix_at)
         # not in 16 bits: the sum of all values is in every dimension, and its rounding would not average out
         if TOGETHER == 1:
