@@ -64,7 +64,7 @@ def gradients(name, dtype, dims, count=12, chunk=0):
     parameters = torch.empty(0) if kernel.parameters() is None else kernel.parameters()
     # the nodes are the same, whether a call is causal or not
     found = grid_gpu(*inputs, torch.empty(2, 0), tau, parameters, kernel.name, decays(kernel), count, 1, False, True)
-    grid = launch.Grid(*found[2:6], tau, launch.Layout(count, dtype), launch.formula(kernel, tau.device))
+    grid = launch.Grid(found[2], found[3], tau, launch.Layout(count, dtype), launch.formula(kernel, tau.device))
     phi = grid.matrix(torch.zeros(2, dtype=torch.int32))[..., :count, :count].double()
     exact = leaves(*(part.double() for part in (*inputs, tau)))
     wanted = attention(exact[:3], kernel, found[2][..., :count].double(), phi, exact[3], chunk)
@@ -163,34 +163,13 @@ def matrix():
     padded = torch.nn.functional.pad(nodes, (0, layout.padded - count), value=torch.inf)
     for kernel in (*KERNELS.values(), *map(resolve, ("add_bump", "add_laplace"))):
         numbers = launch.formula(kernel, nodes.device)
-        phi = launch.Grid(padded, stats, padded, padded, tau, layout, numbers).matrix(torch.zeros(2, dtype=torch.int32))
+        phi = launch.Grid(padded, stats, tau, layout, numbers).matrix(torch.zeros(2, dtype=torch.int32))
         extra = correction.correct(sample, nodes, tau, *slope_jumps(kernel), numbers.exponential)
         difference = nodes.double()[..., :, None] - nodes.double()[..., None, :]
         plain = kernel.univariate(difference / tau.double()[:, None, None, None])
         found = phi[..., :count, :count].double() - plain
         # the kernel itself is in float32, and some corrections are zero
         assert_close(found, extra, 1e-3, scale=1e-2)
-
-
-def search():
-    """Cells are found from their buckets, wherever the nodes stand: outliers, constants, ties, clusters, offsets."""
-    query, key, _ = draw(Shape((1,), 200, 150, 6, 1), torch.float32)
-    query[0, 3, 0] = 1000
-    query[..., 1] = key[..., 1] = 2
-    query[..., 2], key[..., 2] = ((part[..., 2] * 2).round() / 2 for part in (query, key))
-    query[..., 3], key[..., 3] = query[..., 3].exp() ** 4, key[..., 3] * 1e-3
-    query[..., 4], key[..., 4] = query[..., 4] + 1e4, key[..., 4] + 1e4
-    query[:, :100, 5] -= 500
-    none = torch.zeros(1, dtype=torch.int32)
-    bump = launch.formula(resolve("add_bump"), query.device)
-    grid = launch.plan(query, key, None, torch.ones(1), bump, 32, launch.Flags(none, none.clone(), 1))
-    nodes = grid.nodes[..., :32].contiguous()
-    for points in (query, key):
-        lines = points.mT.contiguous()
-        cell = (torch.searchsorted(nodes, lines, right=True) - 1).clamp(0, 30)
-        width = nodes.gather(2, cell + 1) - nodes.gather(2, cell)
-        share = ((lines - nodes.gather(2, cell)) / torch.where(width > 0, width, 1.0)).clamp(0, 1)
-        assert torch.equal(grid.locate(points).first, cell + share)
 
 
 def operators():
@@ -217,5 +196,5 @@ if __name__ == "__main__":
         name, dtype, dims = rest
         {"gradients": gradients, "causal_gradients": causal_gradients}[what](name, getattr(torch, dtype), int(dims))
     else:
-        checks = (masks, sums, operators, matrix, causal, search)
+        checks = (masks, sums, operators, matrix, causal)
         {check.__name__: check for check in checks}[what]()

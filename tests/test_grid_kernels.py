@@ -61,10 +61,6 @@ def test_the_kernel_between_nodes_is_corrected_as_by_torch():
     interpret("matrix")
 
 
-def test_the_search_for_a_cell_begins_at_its_bucket():
-    interpret("search")
-
-
 def test_masks_groups_and_what_is_no_number():
     interpret("masks")
 

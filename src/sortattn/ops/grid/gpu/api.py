@@ -56,8 +56,8 @@ def grid_gpu(
     group: int,
     masked: bool,
     normalise: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The output `(P, M, C)`; the sums of the weights, the four tensors of the grid, tables, counts and flags."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The output `(P, M, C)`; the sums of the weights, nodes, what is known of cells, tables, counts and flags."""
     # kernels read memory, and what vmap expands has none of its own
     query, key, value, weight, bandwidth = (
         part.detach().contiguous() for part in (query, key, value, weight, bandwidth)
@@ -70,15 +70,13 @@ def grid_gpu(
     grid = found.grid
     # outputs of an operator are not the same tensor
     seconds = tables.seconds if exponential else tables.seconds.new_empty(query.shape[0], 0)
-    of_grid = grid.nodes, grid.stats, grid.guide, grid.steps
-    return found.out, found.totals, *of_grid, tables.rows, tables.counts, seconds, flags
+    return found.out, found.totals, grid.nodes, grid.stats, tables.rows, tables.counts, seconds, flags
 
 
 @grid_gpu.register_fake
 def _(query, key, value, weight, bandwidth, parameters, kernel, exponential, count, group, masked, normalise):
     problems, rows, dims = query.shape
-    channels, layout = value.shape[2], Layout(count, query.dtype)
-    padded = layout.padded
+    channels, padded = value.shape[2], Layout(count, query.dtype).padded
 
     def wide(*shape):
         return query.new_empty(shape, dtype=torch.float32)
@@ -88,8 +86,6 @@ def _(query, key, value, weight, bandwidth, parameters, kernel, exponential, cou
         wide(problems, rows),
         wide(problems, dims, padded),
         wide(problems, dims, 3, padded),
-        query.new_empty(problems, dims, layout.buckets, dtype=torch.int16),
-        query.new_empty(problems, dims, dtype=torch.int32),
         wide(problems, dims, padded, channels),
         wide(problems, dims, padded),
         wide(problems, dims, padded) if exponential else wide(problems, 0),
@@ -110,8 +106,6 @@ def grid_gpu_backward(
     totals: Tensor,
     nodes: Tensor,
     stats: Tensor,
-    guide: Tensor,
-    steps: Tensor,
     rows: Tensor,
     counts: Tensor,
     seconds: Tensor,
@@ -128,7 +122,7 @@ def grid_gpu_backward(
     query, key, value, weight, bandwidth = (part.contiguous() for part in (query, key, value, weight, bandwidth))
     problems = query.shape[0]
     chosen = _kernel(kernel, parameters)
-    grid = Grid(nodes, stats, guide, steps, bandwidth, Layout(count, query.dtype), formula(chosen, query.device))
+    grid = Grid(nodes, stats, bandwidth, Layout(count, query.dtype), formula(chosen, query.device))
     largest = rows.abs().amax((1, 2, 3)).view(torch.int32)
     whole = weight.float().sum(1) if masked else None
     tables = Tables(rows, counts, seconds if seconds.numel() else counts, largest, key.shape[1], whole)

@@ -48,7 +48,7 @@ def forward(
     for some in rounds(problems, workspace(grid, value, rows), query, key, value):
         part, counted = grid.some(some), None if weight is None else weight[some]
         places = part.locate(key[some], counted, lines=True)
-        table, unscale = part.walk(places, value[some], phi[some], phi_largest[some], CHUNK)
+        table, unscale = part.walk(places, value[some], phi[some], phi_largest[some], CHUNK, part.changes)
         normaliser = _levels(part, places, counted, phi[some])
         places, lines = part.locate(query[some], lines=True), places.lines
         near = part.near(places.lines, lines, value[some], counted, group, CHUNK)
@@ -66,7 +66,7 @@ def _levels(grid: Grid, places: Places, weight: Tensor | None, phi: Tensor) -> T
         short = -weight.shape[1] % CHUNK
         own = torch.nn.functional.pad(weight.float(), (0, short)).unflatten(1, (-1, CHUNK)).sum(2)
         whole = (own.cumsum(1) - own).T.contiguous()
-    return grid.levels(counts, seconds, whole, phi, CHUNK)
+    return grid.levels(counts, seconds, whole, phi, CHUNK, grid.changes)
 
 
 def workspace(grid: Grid, value: Tensor, rows: int) -> int:

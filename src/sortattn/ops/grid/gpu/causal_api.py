@@ -30,8 +30,8 @@ def grid_gpu_causal(
     group: int,
     masked: bool,
     normalise: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The output `(P, group * M, C)`, the sums of the weights, and the four tensors of the grid."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The output `(P, group * M, C)`, the sums of the weights, the nodes, and what is known of their cells."""
     # kernels read memory, and what vmap expands has none of its own
     query, key, value, weight, bandwidth = (
         part.detach().contiguous() for part in (query, key, value, weight, bandwidth)
@@ -39,20 +39,16 @@ def grid_gpu_causal(
     numbers = formula(_kernel(kernel, parameters), query.device)
     counted = weight if masked else None
     found = forward(query, key, value, counted, bandwidth, numbers, count, group, normalise)
-    grid = found.grid
-    return found.out, found.totals, grid.nodes, grid.stats, grid.guide, grid.steps
+    return found.out, found.totals, found.grid.nodes, found.grid.stats
 
 
 @grid_gpu_causal.register_fake
 def _(query, key, value, weight, bandwidth, parameters, kernel, exponential, count, group, masked, normalise):
     problems, rows, dims = query.shape
-    layout = Layout(count, query.dtype)
-    padded = layout.padded
+    padded = Layout(count, query.dtype).padded
     totals, nodes = (query.new_empty(problems, *shape, dtype=torch.float32) for shape in ((rows,), (dims, padded)))
     stats = query.new_empty(problems, dims, 3, padded, dtype=torch.float32)
-    guide = query.new_empty(problems, dims, layout.buckets, dtype=torch.int16)
-    steps = query.new_empty(problems, dims, dtype=torch.int32)
-    return value.new_empty(problems, rows, value.shape[2]), totals, nodes, stats, guide, steps
+    return value.new_empty(problems, rows, value.shape[2]), totals, nodes, stats
 
 
 @torch.library.custom_op("sortattn::grid_gpu_causal_backward", mutates_args=())
@@ -68,8 +64,6 @@ def grid_gpu_causal_backward(
     totals: Tensor,
     nodes: Tensor,
     stats: Tensor,
-    guide: Tensor,
-    steps: Tensor,
     kernel: str,
     exponential: bool,
     count: int,
@@ -81,7 +75,7 @@ def grid_gpu_causal_backward(
     """The gradients of query, key, value, bandwidth and parameters; the last two are zero unless wanted."""
     chosen = _kernel(kernel, parameters)
     layout = Layout(count, query.dtype)
-    grid = Grid(nodes, stats, guide, steps, bandwidth.contiguous(), layout, formula(chosen, query.device))
+    grid = Grid(nodes, stats, bandwidth.contiguous(), layout, formula(chosen, query.device))
     # heads that hold what is no number have NaN in their outputs, and so in their gradients
     points = [part.nan_to_num(0.0, 0.0, 0.0).contiguous() for part in (query, key, value)]
     if not wants_numbers and group == 1 and query.shape[1] == key.shape[1]:

@@ -70,18 +70,21 @@ class _Side:
     ):
         self._grid, self._places, self._phi, self._lefts, self._reverse = grid, places, phi, lefts, reverse
         self._inputs = places, rows, phi, largest, CHUNK
-        self._levels: Readable | None = None
+        self._tables: dict[bool, tuple[Tensor, Tensor]] = {}
+
+    def _table(self, changes: bool) -> tuple[Tensor, Tensor]:
+        if changes not in self._tables:
+            self._tables[changes] = self._grid.walk(*self._inputs, changes, self._reverse)
+        return self._tables[changes]
 
     def readable(self) -> Readable:
-        """F at the nodes."""
-        if self._levels is None:
-            table, unscale = self._grid.walk(*self._inputs, reverse=self._reverse)
-            self._levels = Readable(table, table, table, unscale)
-        return self._levels
+        """What is read: F at the nodes, or its changes."""
+        table, unscale = self._table(self._grid.changes)
+        return Readable(table, table, table, unscale)
 
     def slopes(self, weight: Tensor) -> Slopes:
-        """Its changes, and those of what `weight (P, N)` gives."""
-        table, unscale = self._grid.walk(*self._inputs, changes=True, reverse=self._reverse)
+        """The changes of F, and those of what `weight (P, N)` gives."""
+        table, unscale = self._table(True)
         changes = Readable(table, table, self._normaliser(weight), unscale)
         return Slopes(changes, self.readable() if self._grid.formula.exponential else changes, self._lefts)
 

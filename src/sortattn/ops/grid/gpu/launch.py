@@ -2,7 +2,7 @@
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ _BUSY = 528
 # queries and keys of a block, warps, and dimensions in a row, of what is summed pair by pair
 _NEAR = (64, 64, 4, 4)
 # points of a block, warps, and dimensions in a row, of what is looked up
-_LOOKUP = (64, 4, 4)
+_LOOKUP = (32, 4, 4)
 # rows of the tables, keys of a block, warps and stages of what walks along the chunks
 _WALK = (128, 128, 4, 3)
 
@@ -61,11 +61,6 @@ class Layout:
     def block(self) -> int:
         """Nodes that are taken together."""
         return min(self.padded, 64)
-
-    @property
-    def buckets(self) -> int:
-        """Intervals of equal width, for each of which it is known which nodes it holds."""
-        return 4 * self.padded
 
     @property
     def narrow(self) -> bool:
@@ -213,15 +208,10 @@ class Flags:
 
 @dataclass(frozen=True)
 class Grid:
-    """The nodes of a call, `(P, D, GP)`, what is known of their cells `(P, D, 3, GP)`, and the bandwidth `(P,)`.
-
-    `guide (P, D, buckets)` and `steps (P, D)` shorten the search for a cell, see `nodes_kernel`.
-    """
+    """The nodes of a call, `(P, D, GP)`, what is known of their cells `(P, D, 3, GP)`, and the bandwidth `(P,)`."""
 
     nodes: Tensor
     stats: Tensor
-    guide: Tensor
-    steps: Tensor
     bandwidth: Tensor
     layout: Layout
     formula: Formula
@@ -235,8 +225,14 @@ class Grid:
         return self.formula.exponential or self.nodes.shape[1] < 16
 
     @property
+    def looks_up(self) -> bool:
+        """Whether points look their two nodes up: that takes as long for any number of nodes, products do not."""
+        return self.layout.padded >= 64
+
+    @property
     def changes(self) -> bool:
-        return not self.hats and not _LOOKUP
+        """Whether points read the changes from node to node: by products of ramps."""
+        return not self.hats and not self.looks_up
 
     @property
     def problems(self) -> int:
@@ -248,8 +244,7 @@ class Grid:
 
     def some(self, heads: slice) -> "Grid":
         """The grid of some of the heads."""
-        own = (part[heads] for part in (self.nodes, self.stats, self.guide, self.steps, self.bandwidth))
-        return Grid(*own, self.layout, self.formula)
+        return replace(self, nodes=self.nodes[heads], stats=self.stats[heads], bandwidth=self.bandwidth[heads])
 
     def shifts(self) -> Tensor:
         return shifts(self.layout.padded, self.nodes.device)
@@ -265,8 +260,6 @@ class Grid:
             points,
             first if weight is None else weight,
             self.nodes,
-            self.guide,
-            self.steps,
             self.bandwidth,
             first,
             second,
@@ -275,7 +268,7 @@ class Grid:
             D=dims,
             G=self.layout.count,
             GP=self.layout.padded,
-            BUCKETS=self.layout.buckets,
+            STEPS=(self.layout.count - 1).bit_length(),
             ROWS=rows,
             DIMS=wide,
             EXPONENTIAL=self.formula.exponential,
@@ -458,7 +451,7 @@ class Grid:
     ) -> None:
         """The sums `(P, M, C)` at the places, to `out`, and those of the weights to `totals (P, M)`."""
         length, channels = out.shape[1:]
-        if _LOOKUP:
+        if self.looks_up:
             return self._look_up(places, tables, flags, out, totals, normalise, causal)
         padded, block = self.layout.padded, self.layout.block
         narrow = self.layout.narrow
@@ -499,6 +492,7 @@ class Grid:
             EVEN=even,
             GROUP=flags.group,
             CHUNK=causal.chunk if causal else 0,
+            REVERSED=causal is not None and causal.reverse,
             HATS=self.hats,
             NORMALISE=normalise,
             COUNT=totals is not None,
@@ -840,27 +834,22 @@ def plan(
         line[..., :used] = line[..., :used].sort(-1).values
     nodes = torch.empty(problems, dims, layout.padded, device=query.device)
     stats = torch.empty(problems, dims, 3, layout.padded, device=query.device)
-    guide = torch.empty(problems, dims, layout.buckets, dtype=torch.int16, device=query.device)
-    steps = torch.empty(problems, dims, dtype=torch.int32, device=query.device)
     nodes_kernel[(problems * dims,)](
         line,
         bandwidth,
         nodes,
         stats,
-        guide,
-        steps,
         used,
         width,
         D=dims,
         G=count,
         POWER=width.bit_length() - 1,
         NODES_POWER=layout.padded.bit_length() - 1,
-        BUCKETS=layout.buckets,
         ANCHOR=kernel.riesz,
         SORT=not INTERPRETED,
         num_warps=4,
     )
-    return Grid(nodes, stats, guide, steps, bandwidth, layout, kernel)
+    return Grid(nodes, stats, bandwidth, layout, kernel)
 
 
 def _chosen(weight: Tensor, sampled: int) -> Tensor:

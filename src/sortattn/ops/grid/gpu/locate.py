@@ -18,8 +18,6 @@ def locate_kernel(
     points,
     weight,
     nodes,
-    guide,
-    steps,
     bandwidth,
     places,
     seconds,
@@ -28,7 +26,7 @@ def locate_kernel(
     D: tl.constexpr,
     G: tl.constexpr,
     GP: tl.constexpr,
-    BUCKETS: tl.constexpr,
+    STEPS: tl.constexpr,
     ROWS: tl.constexpr,
     DIMS: tl.constexpr,
     EXPONENTIAL: tl.constexpr,
@@ -44,18 +42,11 @@ def locate_kernel(
     here = (n < length)[:, None] & (d < D)[None, :]
     x = tl.load(points + (problem * length + n)[:, None] * D + d[None, :], mask=here, other=0.0).to(tl.float32)
     base = nodes + (problem * D + tl.where(d < D, d, 0))[None, :] * GP
-    # most of the search is known from the bucket: of the loads of six or seven halvings one or two are left
-    line = (problem * D + tl.where(d < D, d, 0))[None, :]
-    low, high = tl.load(base + 1), tl.load(base + G - 2)
-    rate = BUCKETS / tl.where(high > low, high - low, 1.0)
-    bucket = tl.minimum(tl.maximum((x - low) * rate, 0.0), BUCKETS - 1.0).to(tl.int32)
-    entry = tl.load(guide + line * BUCKETS + bucket).to(tl.int32)
-    cell, most = entry % 256, entry % 256 + entry // 256
-    turns = tl.max(tl.load(steps + line))
-    for turn in range(0, turns):
-        probe = cell + (1 << (turns - 1 - turn))
+    cell = tl.zeros((ROWS, DIMS), tl.int32)
+    for power in tl.static_range(STEPS):
+        probe = cell + (1 << (STEPS - 1 - power))
         number = tl.load(base + tl.minimum(probe, G - 1))
-        cell = tl.where((probe <= most) & (number <= x), probe, cell)
+        cell = tl.where((probe < G - 1) & (number <= x), probe, cell)
     start = tl.load(base + cell)
     width = tl.load(base + cell + 1) - start
     # a NaN becomes zero

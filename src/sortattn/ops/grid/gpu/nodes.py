@@ -30,15 +30,12 @@ def nodes_kernel(
     bandwidth,
     nodes,
     stats,
-    guide,
-    steps,
     used,
     width,
     D: tl.constexpr,
     G: tl.constexpr,
     POWER: tl.constexpr,
     NODES_POWER: tl.constexpr,
-    BUCKETS: tl.constexpr,
     ANCHOR: tl.constexpr,
     SORT: tl.constexpr,
 ):
@@ -47,10 +44,6 @@ def nodes_kernel(
     Without SORT the line is in order already. The three numbers are how far inside the points of a cell lie and their
     part of what either node holds, see `correction`. With ANCHOR one node stands at zero, if that is among the points:
     then hats reproduce absolute values.
-
-    `guide (P * D, BUCKETS)` says between which nodes to search for a point of every bucket, BUCKETS of equal width from
-    the least to the largest point: the first one, and 256 times how many there are beyond it; `steps (P * D)` how many
-    halvings this takes at most.
     """
     S: tl.constexpr = 1 << POWER
     GP: tl.constexpr = 1 << NODES_POWER
@@ -97,28 +90,18 @@ def nodes_kernel(
     place = tl.where(g == 0, low - margin, tl.where(g == G - 1, high + margin, place))
     place = tl.where(g < G, place, float("inf"))
     tl.store(nodes + at * GP + g, place)
-    bucket, size = tl.arange(0, BUCKETS).to(tl.float32), (high - low) / BUCKETS
-    # a little more than the bucket: its number is rounded
-    first = tl.maximum(_before(place, low + (bucket - 0.02) * size, NODES_POWER, True) - 1, 0)
-    most = tl.minimum(tl.maximum(_before(place, low + (bucket + 1.02) * size, NODES_POWER, True) - 1, first), G - 2)
-    first = tl.minimum(first, most)
-    tl.store(guide + at * BUCKETS + tl.arange(0, BUCKETS), (first + 256 * (most - first)).to(tl.int16))
-    widest, turns = tl.max(most - first, 0), 0
-    for power in tl.static_range(NODES_POWER):
-        turns += tl.where(widest >= (1 << power), 1, 0)
-    tl.store(steps + at, turns)
 
     cell = tl.minimum(tl.maximum(_before(place, points, NODES_POWER, True) - 1, 0), G - 2)
     start = tl.gather(place, cell, 0)
     a = tl.where(real, (points - start) / (tl.gather(place, cell + 1, 0) - start), 0.0)
-    begin = _before(points, place, POWER, False)
-    begin = tl.where(g < G, tl.minimum(begin, count), count)
-    last = tl.gather(begin, tl.minimum(g + 1, GP - 1), 0)
+    first = _before(points, place, POWER, False)
+    first = tl.where(g < G, tl.minimum(first, count), count)
+    last = tl.gather(first, tl.minimum(g + 1, GP - 1), 0)
     shares, inside, spread = tl.cumsum(a, 0), tl.cumsum((a > 0).to(tl.float32), 0), tl.cumsum(a * (1 - a), 0)
-    above_sum = _upto(shares, last) - _upto(shares, begin)
-    number = _upto(inside, last) - _upto(inside, begin)
-    far = (_upto(spread, last) - _upto(spread, begin)) / tl.maximum(number, 1.0)
-    below_sum = (last - begin).to(tl.float32) - above_sum
+    above_sum = _upto(shares, last) - _upto(shares, first)
+    number = _upto(inside, last) - _upto(inside, first)
+    far = (_upto(spread, last) - _upto(spread, first)) / tl.maximum(number, 1.0)
+    below_sum = (last - first).to(tl.float32) - above_sum
     held = below_sum + tl.where(g > 0, tl.gather(above_sum, tl.maximum(g - 1, 0), 0), 0.0)
     held = tl.maximum(held, 1e-9)
     out = stats + at * 3 * GP + g

@@ -50,6 +50,7 @@ def read_kernel(
     EVEN: tl.constexpr,
     GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
+    REVERSED: tl.constexpr,
     HATS: tl.constexpr,
     NORMALISE: tl.constexpr,
     COUNT: tl.constexpr,
@@ -62,7 +63,7 @@ def read_kernel(
     output is zero, and NaN where a flag of `flags (P * GROUP)` or `key_flags (P)` is raised.
 
     With a CHUNK the call is causal: point m of a head, which has `rows` of them, has the place `m + offset` among the
-    keys, of which `start_tile` is the first block; tables and normaliser are those of its chunk as `prefix_kernel` made them, and what `near_kernel` found,
+    keys, of which `start_tile` is the first block; tables and normaliser are those of its chunk as `walk_kernel` made them, and what `near_kernel` found,
     `near (P, length, C)` and `near_totals (P, length)`, is added.
     """
     problem = tl.program_id(1).to(tl.int64)
@@ -78,7 +79,8 @@ def read_kernel(
         m = tl.program_id(2) // parts * rows + (index if EVEN else tl.minimum(tl.maximum(index, 0), rows - 1))
         # places before all keys see nothing
         chunk = tl.maximum(tile * ROWS // CHUNK, 0)
-        steps = tl.where(chunk > 0, steps, 0)
+        if not REVERSED:
+            steps = tl.where(chunk > 0, steps, 0)
         lines += chunk.to(tl.int64) * tl.num_programs(1) * D
     else:
         m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
