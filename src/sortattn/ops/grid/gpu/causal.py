@@ -51,7 +51,7 @@ def forward(
         table, unscale = part.walk(places, value[some], phi[some], phi_largest[some], CHUNK, part.changes)
         normaliser = _levels(part, places, counted, phi[some])
         places, lines = part.locate(query[some], lines=True), places.lines
-        near = part.near(places.lines, lines, value[some], counted, group, CHUNK)
+        near = part.near(query[some], key[some], places.lines, lines, value[some], counted, group, CHUNK)
         readable = Readable(table, table, normaliser, unscale)
         part.read(places, readable, flags.some(some), out[some], totals[some], normalise, near)
     return Result(out, totals, grid, flags)

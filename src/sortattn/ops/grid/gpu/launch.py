@@ -36,10 +36,11 @@ _FAST = not INTERPRETED and torch.version.hip is None
 # points of the sample for every node, of which some are extremes of stretches
 _BY_NODE = 8
 _STRETCHES = 16
+_LOG2_E = math.log2(math.e)
 # programs that keep a large GPU busy
 _BUSY = 528
 # queries and keys of a block, warps, and dimensions in a row, of what is summed pair by pair
-_NEAR = (64, 64, 4, 4)
+_NEAR = (64, 64, 4, 8)
 # points of a block, warps, and dimensions in a row, of what is looked up
 _LOOKUP = (32, 4, 4)
 # rows of the tables, keys of a block, warps and stages of what walks along the chunks
@@ -84,8 +85,9 @@ def shifts(padded: int, device: torch.device) -> Tensor:
 
 
 @functools.lru_cache(maxsize=64)
-def _zeros(rows: int, columns: int, device: torch.device) -> Tensor:
-    return torch.zeros(rows, columns, device=device)
+def _zeros(device: torch.device) -> Tensor:
+    """What `near_kernel` begins with."""
+    return torch.zeros(16 * 64, dtype=torch.float16, device=device)
 
 
 @dataclass(frozen=True)
@@ -225,6 +227,11 @@ class Grid:
         return self.formula.exponential or self.nodes.shape[1] < 16
 
     @property
+    def halves(self) -> bool:
+        """Whether pairs of points, in causal calls, are summed in float16."""
+        return _FAST and self.layout.narrow and self.formula.kind in ("riesz", "bump", "laplace")
+
+    @property
     def looks_up(self) -> bool:
         """Whether points look their two nodes up: that takes as long for any number of nodes, products do not."""
         return self.layout.padded >= 64
@@ -254,7 +261,7 @@ class Grid:
         problems, length, dims = points.shape
         first = torch.empty(problems, dims, length, device=points.device)
         second = torch.empty_like(first) if self.formula.exponential else first
-        line = torch.empty_like(first) if lines else first
+        line = torch.empty_like(first, dtype=torch.float16 if self.halves else torch.float32) if lines else first
         rows, wide = 64, min(32, max(16, _power(dims)))
         locate_kernel[(_blocks(length, rows), _blocks(dims, wide), problems)](
             points,
@@ -274,6 +281,7 @@ class Grid:
             EXPONENTIAL=self.formula.exponential,
             MASKED=weight is not None,
             LINES=lines,
+            STRETCH=_LOG2_E if self.halves and self.formula.kind == "laplace" else 1.0,
         )
         return Places(first, second, line if lines else None)
 
@@ -542,10 +550,23 @@ class Grid:
             num_warps=warps,
         )
 
-    def near(self, queries: Tensor, keys: Tensor, rows: Tensor, weight: Tensor | None, group: int, chunk: int) -> "Causal":
-        """What keys `(P, D, N)` with `rows (P, N, C)` give the queries `(P, D, group * M)` of their own chunk."""
+    def near(
+        self,
+        query: Tensor,
+        key: Tensor,
+        queries: Tensor,
+        keys: Tensor,
+        rows: Tensor,
+        weight: Tensor | None,
+        group: int,
+        chunk: int,
+    ) -> "Causal":
+        """What keys `(P, N, D)` with `rows (P, N, C)` give the queries `(P, group * M, D)` of their own chunk.
+
+        `queries` and `keys` are their lines, see `locate`.
+        """
         problems, seen, channels = rows.shape
-        length = queries.shape[2] // group
+        length = query.shape[1] // group
         out = torch.empty(problems, group * length, channels, device=rows.device)
         totals = torch.empty(problems, group * length, device=rows.device)
         found = Causal(out, totals, seen - length, seen, chunk)
@@ -553,12 +574,16 @@ class Grid:
         tall = min(tall, chunk)
         wide = _channels(channels)
         near_kernel[(found.tiles(tall), problems, group * _blocks(channels, wide))](
+            query,
+            key,
             queries,
             keys,
+            self.nodes,
+            self.bandwidth,
             rows,
             totals if weight is None else weight,
             self.formula.numbers,
-            _zeros(tall, keys_together, rows.device),
+            _zeros(rows.device),
             out,
             totals,
             self.formula.count,
@@ -569,6 +594,9 @@ class Grid:
             found.first(tall),
             channels,
             D=self.dims,
+            DIMS=_power(self.dims),
+            G=self.layout.count,
+            GP=self.layout.padded,
             GROUP=group,
             CHUNK=chunk,
             ROWS=tall,
@@ -577,9 +605,10 @@ class Grid:
             CHANNELS=wide,
             EVEN=seen % keys_together == 0,
             KIND=self.formula.kind,
+            HALF=self.halves,
             MASKED=weight is not None,
-            PRECISION=self.layout.precision["PRECISION"],
             num_warps=warps,
+            **self.layout.precision,
         )
         return found
 
