@@ -10,14 +10,14 @@ from torch import Tensor
 from ....kernels import RIESZ_EPSILON, AddRiesz, SidedKernel, rebuild
 from ....normalise import through_quotient
 from ...batching import fold
+from ...direct import direct
 from ..causal import grid_causal_backward
 from .causal import forward
 from .causal_backward import backward
 from .launch import Grid, Layout, formula
 
 
-@torch.library.custom_op("sortattn::grid_gpu_causal", mutates_args=())
-def grid_gpu_causal(
+def _forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -40,6 +40,9 @@ def grid_gpu_causal(
     counted = weight if masked else None
     found = forward(query, key, value, counted, bandwidth, numbers, count, group, normalise)
     return found.out, found.totals, found.grid.nodes, found.grid.stats
+
+
+grid_gpu_causal = torch.library.custom_op("sortattn::grid_gpu_causal", _forward, mutates_args=())
 
 
 @grid_gpu_causal.register_fake
@@ -133,6 +136,8 @@ def _backward(ctx, grad, *_):
 
 
 grid_gpu_causal.register_autograd(_backward, setup_context=_setup)
+
+grid_gpu_causal_directly = direct(grid_gpu_causal, _forward, _setup, _backward)
 
 
 @grid_gpu_causal.register_vmap
