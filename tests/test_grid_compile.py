@@ -61,7 +61,7 @@ def test_all_kernels_compile(name, dtype, masked, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     seen = set()
     for kernel in [part for part in dir(launch) if part.endswith("_kernel")]:
-        monkeypatch.setattr(launch, kernel, Compiler(getattr(launch, kernel).kernel, seen))
+        monkeypatch.setattr(launch, kernel, Compiler(getattr(launch, kernel), seen))
     query, key, value = (torch.zeros(2, 64, 16, dtype=dtype) for _ in range(3))
     weight = torch.ones(2, 64) if masked else None
     kernel = resolve(name)

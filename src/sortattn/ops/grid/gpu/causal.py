@@ -1,4 +1,4 @@
-"""Sums of a causal call: tables of every chunk of keys, added up for the chunks behind it, and the own chunk exactly."""
+"""Sums of a causal call: what the keys before a chunk leave on the nodes, and the chunk's own keys exactly."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """The operator behind causal calls on the GPU, with its fake kernel and derivative.
 
-Where heads are grouped, queries are not as many as keys, or the bandwidth or coefficients have gradients, the derivative
-is that of `grid.causal`, in torch's operations, on the nodes that the forward pass has placed.
+Where heads are grouped, queries are not as many as keys, or bandwidth or coefficients have gradients, the derivative is
+that of `grid.causal`, in torch's operations, on the nodes that the forward pass has placed.
 """
 
 import torch

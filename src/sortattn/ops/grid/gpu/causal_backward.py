@@ -63,7 +63,7 @@ def backward(
 
 
 class _Side:
-    """What points have left on the nodes for the points of other chunks: of chunks behind theirs, or before (reverse)."""
+    """What points leave on the nodes for those of other chunks: of the chunks behind theirs, or before (reverse)."""
 
     def __init__(
         self, grid: Grid, places: Places, rows: Tensor, phi: Tensor, largest: Tensor, lefts: Tensor, reverse: bool
@@ -117,7 +117,7 @@ def _near(
     parameters: Tensor | None,
     normalise: bool,
 ) -> list[Tensor]:
-    """By query, key and value what pairs within a chunk give, `(P, N, ...)` in float32: chunks are short exact calls."""
+    """By query, key and value what pairs within a chunk give, in float32: chunks are short exact calls."""
     problems, length = query.shape[:2]
     short = -length % CHUNK
 

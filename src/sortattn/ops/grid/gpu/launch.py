@@ -10,27 +10,19 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from ....kernels import KERNELS, RIESZ_EPSILON, AddRiesz, SidedKernel
 from ..surrogate import reproduces_exponentials, slope_jumps
-from . import collect, locate, lookup, matrix, near, nodes, read, slopes, survey, transform, walk
-from .remember import Remembered
+from .collect import collect_kernel, count_kernel, weighted_count_kernel
+from .locate import locate_kernel
+from .lookup import lookup_kernel
+from .matrix import matrix_kernel
+from .near import near_kernel
+from .nodes import nodes_kernel
+from .read import read_kernel
+from .slopes import prepare_kernel, slopes_kernel
+from .survey import ROWS, survey_kernel
+from .transform import transform_kernel
+from .walk import bends_kernel, levels_kernel, walk_kernel
 
-INTERPRETED = isinstance(collect.collect_kernel, InterpretedFunction)
-_launchable = (lambda kernel: kernel) if INTERPRETED else Remembered
-bends_kernel = _launchable(walk.bends_kernel)
-collect_kernel = _launchable(collect.collect_kernel)
-count_kernel = _launchable(collect.count_kernel)
-levels_kernel = _launchable(walk.levels_kernel)
-lookup_kernel = _launchable(lookup.lookup_kernel)
-locate_kernel = _launchable(locate.locate_kernel)
-matrix_kernel = _launchable(matrix.matrix_kernel)
-near_kernel = _launchable(near.near_kernel)
-nodes_kernel = _launchable(nodes.nodes_kernel)
-prepare_kernel = _launchable(slopes.prepare_kernel)
-read_kernel = _launchable(read.read_kernel)
-slopes_kernel = _launchable(slopes.slopes_kernel)
-survey_kernel = _launchable(survey.survey_kernel)
-transform_kernel = _launchable(transform.transform_kernel)
-walk_kernel = _launchable(walk.walk_kernel)
-weighted_count_kernel = _launchable(collect.weighted_count_kernel)
+INTERPRETED = isinstance(collect_kernel, InterpretedFunction)
 # two integers of 16 bits in one instruction
 _FAST = not INTERPRETED and torch.version.hip is None
 # points of the sample for every node, of which some are extremes of stretches
@@ -458,9 +450,20 @@ class Grid:
         causal: "Causal | None" = None,
     ) -> None:
         """The sums `(P, M, C)` at the places, to `out`, and those of the weights to `totals (P, M)`."""
+        way = self._look_up if self.looks_up else self._multiply
+        way(places, tables, flags, out, totals, normalise, causal)
+
+    def _multiply(
+        self,
+        places: Places,
+        tables: Readable,
+        flags: Flags,
+        out: Tensor,
+        totals: Tensor | None,
+        normalise: bool,
+        causal: "Causal | None",
+    ) -> None:
         length, channels = out.shape[1:]
-        if self.looks_up:
-            return self._look_up(places, tables, flags, out, totals, normalise, causal)
         padded, block = self.layout.padded, self.layout.block
         narrow = self.layout.narrow
         together = max(1, 64 // block)
@@ -509,7 +512,16 @@ class Grid:
             **self.layout.precision,
         )
 
-    def _look_up(self, places, tables, flags, out, totals, normalise, causal) -> None:
+    def _look_up(
+        self,
+        places: Places,
+        tables: Readable,
+        flags: Flags,
+        out: Tensor,
+        totals: Tensor | None,
+        normalise: bool,
+        causal: "Causal | None",
+    ) -> None:
         length, channels = out.shape[1:]
         wide = _channels(channels)
         tall, warps, unroll = _LOOKUP
@@ -839,7 +851,7 @@ def plan(
     for (points, counted, flag, heads, parts), sampled in zip(sides, samples, strict=True):
         length = points.shape[1]
         chosen = None if counted is None or length <= sampled else _chosen(counted, sampled)
-        survey_kernel[(parts + _blocks(sampled, survey.ROWS), problems, heads)](
+        survey_kernel[(parts + _blocks(sampled, ROWS), problems, heads)](
             points,
             points if chosen is None else chosen,
             line,
@@ -854,7 +866,7 @@ def plan(
             GROUP=heads,
             CHOSEN=chosen is not None,
             STRETCHES=parts,
-            ROWS=survey.ROWS,
+            ROWS=ROWS,
             AHEAD=1 if INTERPRETED else 4,
         )
         first += sampled + 2 * parts * heads

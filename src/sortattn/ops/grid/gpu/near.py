@@ -109,9 +109,9 @@ def near_kernel(
     """What `key (P, seen, D)` of a chunk gives its `query (P, GROUP * length, D)`.
 
     `queries (P, D, GROUP * length)` and `keys (P, D, seen)` are the same points, divided by the bandwidth. Query m of a
-    head has the place `m + offset` among the keys and sees those up to there; `first` is the first block of such places.
-    To `out (P, GROUP * length, C)` the sums of `rows (P, seen, C)`, to `totals (P, GROUP * length)` those of the weights.
-    EVEN: blocks of keys are whole. HALF: a few dimensions at a time are summed in float16, if no point is too far out
+    head has the place `m + offset` among the keys and sees those up to there; `first` is the first block of places. To
+    `out (P, GROUP * length, C)` go the sums of `rows (P, seen, C)`, to `totals (P, GROUP * length)` the sums of the
+    weights. EVEN: blocks of keys are whole. HALF: a few dimensions at a time are summed in float16, if no point is too far out
     for that, which the `nodes (P, D, GP)` tell.
     """
     problem = tl.program_id(1).to(tl.int64)
@@ -143,7 +143,7 @@ def near_kernel(
     for n0 in range(start, stop, KEYS):
         n = n0 + tl.arange(0, KEYS)
         key_index = n if EVEN else tl.minimum(n, seen - 1)
-        # a product of nothing: the sums then lie in the registers as tensor cores have them, few loads beside many pairs
+        # a product of nothing: the sums then lie in registers as those of tensor cores, with few loads for many pairs
         left = tl.load(zeros + tl.arange(0, ROWS)[:, None] * 16 + tl.arange(0, 16)[None, :])
         right = tl.load(zeros + tl.arange(0, 16)[:, None] * KEYS + tl.arange(0, KEYS)[None, :])
         sums = tl.dot(left.to(tl.float32), right.to(tl.float32)) if EMULATED else tl.dot(left, right)

@@ -63,8 +63,9 @@ def read_kernel(
     output is zero, and NaN where a flag of `flags (P * GROUP)` or `key_flags (P)` is raised.
 
     With a CHUNK the call is causal: point m of a head, which has `rows` of them, has the place `m + offset` among the
-    keys, of which `start_tile` is the first block; tables and normaliser are those of its chunk as `walk_kernel` made them, and what `near_kernel` found,
-    `near (P, length, C)` and `near_totals (P, length)`, is added.
+    keys, of which `start_tile` is the first block; tables and normaliser are those of its chunk as `walk_kernel` made
+    them, and what `near_kernel` found, `near (P, length, C)` and `near_totals (P, length)`, is added. REVERSED: tables
+    hold what is behind a chunk.
     """
     problem = tl.program_id(1).to(tl.int64)
     parts = tl.cdiv(channels, CHANNELS)

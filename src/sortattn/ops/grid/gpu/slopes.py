@@ -76,8 +76,8 @@ def slopes_kernel(
     `changes (P, D, GP, C)` holds the changes of F from node to node, `levels` F itself, which only exponentials need,
     `normaliser (P, D, GP, 2)` both for E. On a node it is the mean of the derivatives of both sides; `lefts (P, D, GP)`
     is the cell on the left of every node. With BANDWIDTH a program's part of the derivative by the bandwidth goes to
-    `by_bandwidth (P, programs)`. ONE: a block holds all channels. With a CHUNK there are tables and normalisers of every
-    chunk of so many points, `(chunks, P, D, GP, ...)`.
+    `by_bandwidth (P, programs)`. ONE: a block holds all channels. With a CHUNK every chunk of so many points has tables
+    and a normaliser of its own, `(chunks, P, D, GP, ...)`.
     """
     problem = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]

@@ -23,10 +23,10 @@ def bends_kernel(
 ):
     """The kernel between nodes, `phi (P * D, GP, GP)`, for tables of ramps that are read by ramps.
 
-    F is `phi` times a table of hats, and a hat is the difference of two ramps. So the changes of F from node to node are
-    the mixed differences of `phi`, its bends, times a table of ramps. The last ramp is one everywhere: its column holds
-    the changes for all points together, its row F at the first node. HATS are multiplied with `phi`, or its changes, as
-    they are; without CHANGES it gives F.
+    F is `phi` times a table of hats, and a hat is the difference of two ramps. So the changes of F from node to node
+    are the mixed differences of `phi`, its bends, times a table of ramps. The last ramp is one everywhere: its column
+    holds the changes for all points together, its row F at the first node. HATS are multiplied with `phi`, or its
+    changes, as they are; without CHANGES it gives F.
 
     SCALED by a power of two, of which `unscale (P)` is the inverse, such that `length` values of the size `largest (P)`
     give no F beyond 16 bits, where `phi_largest (P)` holds the bits of the largest number of `phi`.
@@ -160,8 +160,8 @@ def levels_kernel(
 ):
     """`normaliser (chunks, P, D, GP, 2)`: at the nodes what the weights of all keys before a chunk give, in float32.
 
-    F at a node, and F at the next one, or with CHANGES the change. `counts` and `seconds (chunks, P, D, GP)` are sums
-    of ramps of every chunk, `whole (chunks, P)` the number of keys before a chunk that count, where not all do (MASKED).
+    F at a node, and F at the next one, or with CHANGES the change. `counts` and `seconds (chunks, P, D, GP)` are sums of
+    ramps of every chunk, `whole (chunks, P)` the number of keys before a chunk that count, where not all do (MASKED).
     """
     at = tl.program_id(0).to(tl.int64)
     i, j = tl.arange(0, GP), tl.arange(0, GP)
