@@ -111,8 +111,8 @@ def near_kernel(
     `queries (P, D, GROUP * length)` and `keys (P, D, seen)` are the same points, divided by the bandwidth. Query m of a
     head has the place `m + offset` among the keys and sees those up to there; `first` is the first block of places. To
     `out (P, GROUP * length, C)` go the sums of `rows (P, seen, C)`, to `totals (P, GROUP * length)` the sums of the
-    weights. EVEN: blocks of keys are whole. HALF: a few dimensions at a time are summed in float16, if no point is too far out
-    for that, which the `nodes (P, D, GP)` tell.
+    weights. EVEN: blocks of keys are whole. HALF: a few dimensions at a time are summed in float16, if no point is too
+    far out for that, which the `nodes (P, D, GP)` tell.
     """
     problem = tl.program_id(1).to(tl.int64)
     parts = tl.cdiv(channels, CHANNELS)

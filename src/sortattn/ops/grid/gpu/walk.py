@@ -160,8 +160,8 @@ def levels_kernel(
 ):
     """`normaliser (chunks, P, D, GP, 2)`: at the nodes what the weights of all keys before a chunk give, in float32.
 
-    F at a node, and F at the next one, or with CHANGES the change. `counts` and `seconds (chunks, P, D, GP)` are sums of
-    ramps of every chunk, `whole (chunks, P)` the number of keys before a chunk that count, where not all do (MASKED).
+    F at a node, and F at the next one, or with CHANGES the change. `counts` and `seconds (chunks, P, D, GP)` are sums
+    of ramps of every chunk, `whole (chunks, P)` the keys before a chunk that count, where not all do (MASKED).
     """
     at = tl.program_id(0).to(tl.int64)
     i, j = tl.arange(0, GP), tl.arange(0, GP)
