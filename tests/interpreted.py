@@ -9,6 +9,7 @@ from sortattn.kernels import PolynomialExponential, Spline, resolve
 from sortattn.ops.grid import causal as walk
 from sortattn.ops.grid import correction
 from sortattn.ops.grid.gpu import causal as gpu_causal
+from sortattn.ops.grid.gpu import causal_backward as gpu_backward
 from sortattn.ops.grid.gpu import launch
 from sortattn.ops.grid.gpu.api import grid_gpu
 from sortattn.ops.grid.nodes import place
@@ -106,6 +107,23 @@ def causal():
         assert found[0, [0, 2, 3]].isfinite().all()
 
 
+def causal_ways(name, dtype, dims):
+    """Causal gradients by the kernels beside those by torch, which a gradient of the bandwidth asks for."""
+    gpu_causal.CHUNK = gpu_backward.CHUNK = walk._CHUNK = 16
+    shape = Shape((2,), 40, 40, dims, 5)
+    gradient = cotangent(shape, dtype)
+    for mask in (None, torch.arange(40)[None] % 4 != 1):
+        found = []
+        for wanted in (False, True):
+            points = leaves(*draw(shape, dtype))
+            tau = torch.tensor([0.8, 1.7], requires_grad=wanted)
+            options = {"bandwidth": tau, "backend": "grid:24", "is_causal": True, "key_mask": mask}
+            output = sortattn.kernel_attention(*points, name, **options)
+            found.append(torch.autograd.grad(output, points, gradient))
+        for label, one, other in zip(("query", "key", "value"), *found, strict=True):
+            assert_close(one, other, {torch.float32: 1e-5, torch.float16: 2e-3}[dtype], name=label)
+
+
 def masks():
     """Masked keys do not count, heads of a group share their keys, and what is no number stays in its head."""
     query, key, value = (part[None] for part in draw(Shape((4,), 20, 33, 3, 4), torch.float32))
@@ -194,7 +212,8 @@ if __name__ == "__main__":
     what, *rest = sys.argv[1:]
     if rest:
         name, dtype, dims = rest
-        {"gradients": gradients, "causal_gradients": causal_gradients}[what](name, getattr(torch, dtype), int(dims))
+        checks = (gradients, causal_gradients, causal_ways)
+        {check.__name__: check for check in checks}[what](name, getattr(torch, dtype), int(dims))
     else:
         checks = (masks, sums, operators, matrix, causal)
         {check.__name__: check for check in checks}[what]()

@@ -53,6 +53,19 @@ def test_causal_output_and_gradients_are_those_of_the_surrogate(name, dtype, dim
     interpret("causal_gradients", name, dtype, dims)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "dims"),
+    [
+        ("add_riesz", "float32", "17"),
+        ("add_riesz", "float16", "17"),
+        ("add_bump", "float32", "3"),
+        ("add_laplace", "float32", "2"),
+    ],
+)
+def test_causal_gradients_by_kernels_are_those_by_torch(name, dtype, dims):
+    interpret("causal_ways", name, dtype, dims)
+
+
 def test_causal_masks_groups_and_lengths():
     interpret("causal")
 
