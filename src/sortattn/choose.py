@@ -70,6 +70,8 @@ _COSTS: dict[str, dict[tuple[str, str], Cost]] = {
     "cuda": {
         ("tiled", "sided"): Cost(call=1e5, pair=1.6e-4),
         ("sorted", "sided"): Cost(call=4e5, point=1.7e-3),
+        # two calls in 16 bits with 64 nodes, of which one is for the estimate of the error, that a decision waits for
+        ("grid", "sided"): Cost(call=3e6, point=7e-4),
         ("tiled", "dense"): Cost(call=1e5, pair=1.7e-4),
         ("tiled", "sdpa"): Cost(call=2e5, pair=2e-5, product=2e-5),
         ("linear", "features"): Cost(call=3e5, feature=1e-4),
