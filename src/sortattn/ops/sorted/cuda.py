@@ -23,7 +23,7 @@ _ITEMS = 16
 # places that a block merges, as in sort.cu
 _MERGED = 2048
 # as in walk.cu
-_BLOCK, _WARPS = 256, 4
+_WARPS = 4
 # rows that a warp has on their way at a time
 _CHUNK = 8
 # sorted targets that one warp walks, at least
@@ -169,13 +169,15 @@ def _groups(problems: int, size: int, rows: Tensor) -> list[slice]:
 
 
 class _Tracks(NamedTuple):
-    """What is walked along every line: a table for each side, and in bits which of them are mirrored and so on."""
+    """What is walked along every line: a table for each, and in bits which of them are mirrored and so on."""
 
-    # nodes, coefficients and rate, one behind the other
+    # nodes, coefficients below and, if any count, above, and rate, one behind the other
     tables: tuple[tuple[float, ...], ...]
     nodes: int
     powers: int
     rate: bool
+    # whether sources above count too
+    both: bool
     compact: bool
     folded: int
     # whether ties count half
@@ -187,6 +189,16 @@ class _Tracks(NamedTuple):
     @property
     def number(self) -> int:
         return len(self.tables)
+
+    @property
+    def sums(self) -> int:
+        """Numbers that the walk keeps for a channel."""
+        return self.powers * (1 + self.both)
+
+    @property
+    def block(self) -> int:
+        """Sources whose moments are summed, as in walk.cu."""
+        return 128 if self.both else 256
 
     def only(self, i: int) -> "_Tracks":
         """One of them alone."""
@@ -207,30 +219,23 @@ def _tracks(terms: Terms, mirrored: bool, slopes: bool = False) -> _Tracks:
 def _make_tracks(
     nodes: tuple, below: tuple, above: tuple, rate: float, compact: bool, folded: int, mirrored: bool, slopes: bool
 ) -> _Tracks:
-    def make(sides, flipped, halves, closed=(), negated=()):
-        tables = tuple((*nodes, *(number for row in side for number in row), rate) for side in sides)
-        flags = (_bits(bits) for bits in (flipped, closed, negated))
-        return _Tracks(tables, len(nodes), len(below[0]), bool(rate), compact, folded, halves, *flags)
-
     constants = [tuple(row[0] for row in side) for side in (below, above)]
-    jumps = any(any(side) for side in constants)
-    sides, flipped = [below], [mirrored]
-    if folded:
-        # the halves of a line, whose kernel is its own transpose
-        sides, flipped = [below, below], [False, True]
-    elif any(any(row) for row in above):
-        sides, flipped = [below, above], [mirrored, not mirrored]
+    both = any(any(row) for row in above)
+    coefficients = [number for side in ((below, above) if both else (below,)) for row in side for number in row]
+    # a folded line is walked in two halves, its kernel being its own transpose
+    flipped = [False, True] if folded else [mirrored]
+    # where both sides agree a tie may count for either as a whole
+    whole = both and constants[0] == constants[1]
+    halves = slopes or (not whole and any(any(side) for side in constants))
     if slopes:
         # a slope is by the target, which a mirrored track has negated
-        return make(sides, flipped, True, negated=flipped)
-    if folded:
-        # an odd kernel changes its sign with the side
-        return make(sides, flipped, jumps, negated=[folded < 0 and half != mirrored for half in flipped])
-    if len(sides) == 1:
-        return make(sides, flipped, jumps)
-    # of a tie both sides have half: that is all for one of them where they agree, and nothing where they cancel
-    whole, cancels = constants[0] == constants[1], constants[0] == tuple(-number for number in constants[1])
-    return make(sides, flipped, not whole and not cancels, closed=[False, whole])
+        negated = flipped
+    else:
+        # an odd kernel changes its sign with the half
+        negated = [folded < 0 and half != mirrored for half in flipped]
+    tables = ((*nodes, *coefficients, rate),) * len(flipped)
+    flags = (_bits(bits) for bits in (flipped, [whole], negated))
+    return _Tracks(tables, len(nodes), len(below[0]), bool(rate), both, compact, folded, halves, *flags)
 
 
 def _bits(flags) -> int:
@@ -297,9 +302,10 @@ class _Walk:
         parts = 1 if ordered and products is not None else self.parts
         runs = self._runs(tracks, dims)
         length = max(_SHORT, math.ceil(self.number / runs / 32) * 32)
-        blocks = math.ceil(self.count / _BLOCK)
-        size = self.tracks.powers * (self.width + 1) * (blocks + 1) * self.dims * self.parts * tracks
-        whole = length >= self.number
+        blocks = math.ceil(self.count / self.tracks.block)
+        size = self.tracks.sums * (self.width + 1) * (blocks + 1) * self.dims * self.parts * tracks
+        # a walk of a whole track from its beginning needs no moments, unless sources above count
+        whole = length >= self.number and not self.tracks.both
         defines = _defines(
             self.tracks,
             self.rows.dtype,
@@ -318,7 +324,8 @@ class _Walk:
         """Some heads, and all their tracks or only track i."""
         tracks = self.tracks if i is None else self.tracks.only(i)
         number, flags = tracks.number, (tracks.mirrored, tracks.closed, tracks.negated)
-        heads, blocks, runs = some.stop - some.start, math.ceil(self.count / _BLOCK), math.ceil(self.number / length)
+        heads, blocks = some.stop - some.start, math.ceil(self.count / tracks.block)
+        runs = math.ceil(self.number / length)
         sources, targets = ([part[some] for part in lines] for lines in (self.sources, self.targets))
         rows, extra, tau, *outputs = (
             None if part is None else part[some] for part in (self.rows, self.extra, self.bandwidth, *outputs)
@@ -335,8 +342,8 @@ class _Walk:
             )  # fmt: skip
             if not tracks.compact:
                 Kernel(_WALK, "accumulate", defines)(
-                    (math.ceil(everything / _WARPS), self.parts), 32 * _WARPS, *sources, table, tau, self.tau, moments,
-                    everything, *shape, flags[0],
+                    (math.ceil(everything * (1 + tracks.both) / _WARPS), self.parts), 32 * _WARPS, *sources, table,
+                    tau, self.tau, moments, everything, *shape, flags[0],
                 )  # fmt: skip
         for first, part in itertools.product(range(0, self.dims, some_dims), range(0, self.parts, some_parts)):
             Kernel(_WALK, "walk", defines)(
@@ -368,12 +375,10 @@ def _defines(
     # shared memory: lists of sources and targets, the side, and the rows of targets
     places = (32 * (1 + tracks.halves) if tracks.nodes == 1 else 64 * tracks.nodes) + _CHUNK
     each = places * (
-        8 if dtype.itemsize * tracks.powers == 4 else 16 * math.ceil((dtype.itemsize * tracks.powers + 4) / 16)
+        8 if dtype.itemsize * tracks.sums == 4 else 16 * math.ceil((dtype.itemsize * tracks.sums + 4) / 16)
     )
     each += (
-        33 * 16 * (1 + tracks.powers)
-        + tracks.nodes * (tracks.powers + 3) * 8
-        + 32 * width * dtype.itemsize * multiplied
+        33 * 16 * (1 + tracks.sums) + tracks.nodes * (tracks.sums + 3) * 8 + 32 * width * dtype.itemsize * multiplied
     )
     if each > 48 << 10:
         raise RuntimeError(f"the sorted backend has no room for {tracks.nodes} nodes on a GPU; use backend='tiled'")
@@ -384,6 +389,7 @@ def _defines(
         ("POWERS", tracks.powers),
         ("HALVES", int(tracks.halves)),
         ("RATE", int(tracks.rate)),
+        ("BOTH", int(tracks.both)),
         ("COMPACT", int(tracks.compact)),
         ("FOLDED", tracks.folded),
         ("PRODUCTS", int(multiplied and not added)),

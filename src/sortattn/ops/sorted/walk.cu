@@ -11,17 +11,19 @@
 // sources are added, those of targets written once the sources they have passed are in. Coordinates are only ever
 // subtracted, and distances are taken from an origin close by, so an offset of the inputs costs nothing.
 //
-// Sources are those below the target. For those above, and for transposed sums, tracks are mirrored: read from the
-// other end, with all coordinates negated. Where ties count half, every node is there twice with half the coefficients,
-// once with the tie and once without; batches without a tie do not notice.
+// Sources are those below the target. For transposed sums tracks are mirrored: read from the other end, with all
+// coordinates negated. Where sources above count as well (BOTH), a source that is passed leaves them as it joins those
+// below. What is left of them is a difference that grows as the targets come closer, so it is summed afresh before it
+// has lost digits. Where ties count half, every node is there twice with half the coefficients, once with the tie and
+// once without; batches without a tie do not notice.
 //
 // A folded line has two tracks, one from zero upwards and one from zero downwards, see `kernels.Terms`.
 //
 // Macros: REAL and VEC (channels of a lane), NODES and POWERS (coefficients of a polynomial), HALVES (ties count half),
-// RATE (whether there is an exponential), COMPACT, FOLDED (0, or 1 and -1 as in `Terms`), PRODUCTS (inner products
-// instead of scattered sums), SLOPES (scattered sums, and inner products with their derivatives), ORDERED (no atomics:
-// one dimension of a head and one track at a time), CHUNK (rows that a lane has on their way at a time), RESIDENT
-// (warps of a multiprocessor that walk).
+// RATE (whether there is an exponential), BOTH (sources above count too), COMPACT, FOLDED (0, or 1 and -1 as in
+// `Terms`), PRODUCTS (inner products instead of scattered sums), SLOPES (scattered sums, and inner products with their
+// derivatives), ORDERED (no atomics: one dimension of a head and one track at a time), CHUNK (rows that a lane has on
+// their way at a time), RESIDENT (warps of a multiprocessor that walk).
 
 typedef REAL real;
 typedef long long index_t;
@@ -30,16 +32,23 @@ constexpr unsigned ALL = 0xffffffffu;
 constexpr int WIDTH = 32 * VEC;
 // of a block that sums moments; one that walks has a single warp, as some walks take longer than others
 constexpr int WARPS = 4;
-// sources of a block of `summarise`
-constexpr int BLOCK = 256;
+// sources of a block of `summarise`; what has to be summed afresh more often has smaller ones
+constexpr int BLOCK = BOTH ? 128 : 256;
 // a compact window with at most so many sources is summed one by one
 constexpr int FEW = 32;
 // the sums of a compact kernel are begun afresh after so many widths of its support
 constexpr int FAR = 4;
-// numbers that describe a block: moments of every channel and of the extra scalar
-constexpr int SIZE = POWERS * (WIDTH + 1);
-// numbers that describe a side: nodes, coefficients, rate
-constexpr int TABLE = NODES + NODES * POWERS + 1;
+// those of sources above after so many e-folds: they lose the digits that e^(2 REACH) has
+constexpr int REACH = 2;
+// the polynomials' sums for a target: below, and with BOTH above
+constexpr int SUMS = POWERS * (BOTH ? 2 : 1);
+// numbers that describe one side of a block: moments of every channel and of the extra scalar
+constexpr int HALF = POWERS * (WIDTH + 1);
+// and all of them
+constexpr int SIZE = SUMS * (WIDTH + 1);
+// numbers that describe a track: nodes, coefficients below and above, rate
+constexpr int TABLE = NODES + NODES * SUMS + 1;
+static_assert(!BOTH || (NODES == 1 && RATE && !COMPACT && !FOLDED), "sources above are those of a single node at zero");
 // places of the walk on the line of sources: one for every node, or one with ties and one without
 constexpr int KEPT = NODES * (HALVES ? 2 : 1);
 // those of node j: without ties, and with them
@@ -120,10 +129,12 @@ struct Line {
     }
 };
 
-// A side of the kernel: H(u - x_j) b_j(u - x_j) e^(-rate (u - x_j)), summed over the nodes j.
+// A side of the kernel: H(u - x_j) b_j(u - x_j) e^(-rate (u - x_j)), summed over the nodes j; with BOTH, of the only
+// node at zero the other side too.
 struct Side {
     real node[NODES];
     real below[NODES][POWERS];
+    real above[POWERS];
     real rate;
     // whether a tie counts
     bool closed;
@@ -136,9 +147,12 @@ struct Side {
             node[j] = real(table[j] * tau);
             double scale = 1.0;
 #pragma unroll
-            for (int i = 0; i < POWERS; i++, scale /= tau) below[j][i] = real(table[NODES + j * POWERS + i] * scale);
+            for (int i = 0; i < POWERS; i++, scale /= tau) {
+                below[j][i] = real(table[NODES + j * POWERS + i] * scale);
+                if (BOTH) above[i] = real(table[NODES + POWERS + i] * scale);
+            }
         }
-        rate = real(table[NODES + NODES * POWERS] / tau);
+        rate = real(table[TABLE - 1] / tau);
     }
 
     // whether a source at t counts for a target at s, at node j
@@ -172,44 +186,52 @@ struct Side {
         }
         return sum;
     }
-    // what a source at z below the origin gives to the factors of y^l
-    __device__ void weights(int j, real z, real (&weight)[POWERS]) const {
-        real decay = RATE ? exponential(-rate * z) : real(1);
+    // what a source at z below the origin gives to the factors of y^l, and at -z above it to those of (-y)^l, each
+    // multiplied with a share
+    __device__ void weights(int j, real z, real (&weight)[SUMS], real share_below, real share_above) const {
+        weigh(below[j], z, weight, share_below);
+        if (BOTH) weigh(above, -z, weight + (SUMS - POWERS), share_above);
+    }
+
+  private:
+    __device__ void weigh(const real (&coefficients)[POWERS], real z, real *weight, real share) const {
+        // of what has no share the exponential may be infinite
+        real decay = share == real(0) ? real(0) : RATE ? share * exponential(-rate * z) : share;
 #pragma unroll
         for (int l = 0; l < POWERS; l++) {
-            real sum = below[j][POWERS - 1] * real(binomial(POWERS - 1, l));
+            real sum = coefficients[POWERS - 1] * real(binomial(POWERS - 1, l));
 #pragma unroll
-            for (int i = POWERS - 2; i >= l; i--) sum = sum * z + below[j][i] * real(binomial(i, l));
+            for (int i = POWERS - 2; i >= l; i--) sum = sum * z + coefficients[i] * real(binomial(i, l));
             // so far away that the polynomial may overflow
             weight[l] = RATE && decay == real(0) ? real(0) : sum * decay;
         }
     }
 };
 
-// POWERS numbers for each channel of a lane, and for the extra scalar.
-template <typename T> struct Numbers {
-    T at[POWERS][VEC];
-    T extra[POWERS];
+// SUMS numbers, or those of one side, for each channel of a lane and for the extra scalar.
+template <typename T, int COUNT = SUMS> struct Numbers {
+    T at[COUNT][VEC];
+    T extra[COUNT];
 
     __device__ void clear() {
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) clear(l);
+        for (int l = 0; l < COUNT; l++) clear(l);
     }
     __device__ void clear(int l) {
 #pragma unroll
         for (int c = 0; c < VEC; c++) at[l][c] = T(0);
         extra[l] = T(0);
     }
-    template <typename W> __device__ void add_row(const W (&weight)[POWERS], const Row &row) {
+    template <typename W> __device__ void add_row(const W (&weight)[COUNT], const Row &row) {
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) {
+        for (int l = 0; l < COUNT; l++) {
 #pragma unroll
             for (int c = 0; c < VEC; c++) at[l][c] += weight[l] * T(row.at[c]);
         }
     }
-    template <typename S> __device__ void add_rows(const Numbers<S> &other) {
+    template <typename S> __device__ void add_rows(const Numbers<S, COUNT> &other) {
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) {
+        for (int l = 0; l < COUNT; l++) {
 #pragma unroll
             for (int c = 0; c < VEC; c++) at[l][c] += T(other.at[l][c]);
         }
@@ -227,7 +249,7 @@ template <typename T> struct Numbers {
     }
     __device__ void load(const double *place, int lane) {
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) {
+        for (int l = 0; l < COUNT; l++) {
 #pragma unroll
             for (int c = 0; c < VEC; c++) at[l][c] = place[l * (WIDTH + 1) + c * 32 + lane];
             extra[l] = place[l * (WIDTH + 1) + WIDTH];
@@ -235,7 +257,7 @@ template <typename T> struct Numbers {
     }
     __device__ void store(double *place, int lane) const {
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) {
+        for (int l = 0; l < COUNT; l++) {
 #pragma unroll
             for (int c = 0; c < VEC; c++) place[l * (WIDTH + 1) + c * 32 + lane] = at[l][c];
             if (lane == 0) place[l * (WIDTH + 1) + WIDTH] = extra[l];
@@ -243,8 +265,8 @@ template <typename T> struct Numbers {
     }
 };
 
-// Factors of y^l e^(-rate y) around an origin, when that moves up by `distance`.
-__device__ inline void move_factors(Numbers<double> &factors, double distance, double rate) {
+// Factors of y^l e^(-rate y) around an origin, when that moves up by `distance`; those from FIRST on.
+template <int FIRST> __device__ inline void move_side(Numbers<double> &factors, double distance, double rate) {
     double decay = RATE ? exp(-rate * distance) : 1.0;
 #pragma unroll
     for (int l = 0; l < POWERS; l++) {
@@ -252,14 +274,18 @@ __device__ inline void move_factors(Numbers<double> &factors, double distance, d
 #pragma unroll
         for (int i = l + 1; i < POWERS; i++) {
             power *= distance;
-            factors.mix(l, factors.at[i], factors.extra[i], power * binomial(i, l));
+            factors.mix(FIRST + l, factors.at[FIRST + i], factors.extra[FIRST + i], power * binomial(i, l));
         }
-        if (RATE) factors.scale(l, decay);
+        if (RATE) factors.scale(FIRST + l, decay);
     }
 }
+__device__ inline void move_factors(Numbers<double> &factors, double distance, double rate) {
+    move_side<0>(factors, distance, rate);
+    if (BOTH) move_side<SUMS - POWERS>(factors, -distance, rate);
+}
 
-// Moments sum z^k e^(-rate z) v of sources at z below an origin, when that moves up by `distance`.
-__device__ inline void move_moments(Numbers<double> &moments, double distance, double rate) {
+// Moments sum z^k e^(-rate z) v of sources at z below an origin, when that moves up by `distance`; or above and down.
+__device__ inline void move_moments(Numbers<double, POWERS> &moments, double distance, double rate) {
     double decay = RATE ? exp(-rate * distance) : 1.0;
 #pragma unroll
     for (int k = POWERS - 1; k >= 0; k--) {
@@ -299,15 +325,16 @@ template <typename T> __device__ inline T sum_lanes(T x) {
     return x;
 }
 
-// A source of a list, with what it gives to each of POWERS sums.
-template <typename T> struct alignas(sizeof(T) == 4 && POWERS == 1 ? 8 : 16) Source {
-    T weight[POWERS];
+// A source of a list, with what it gives to each of the sums.
+template <typename T> struct alignas(sizeof(T) == 4 && SUMS == 1 ? 8 : 16) Source {
+    T weight[SUMS];
     int index;
 };
 
 // ---- what comes before the walk
 
-// Moments of every block of sources around the first source behind it: (channel blocks, tracks, blocks + 1, SIZE).
+// Moments of every block of sources around the first source behind it, and with BOTH around its own first source too:
+// (channel blocks, tracks, blocks + 1, SIZE).
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     summarise(const real *places, const int *order, const real *rows, const real *weights, const double *table,
               const double *taus, double tau, double *moments, index_t tracks, index_t sides, index_t count,
@@ -325,22 +352,26 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     real rate = real(table[TABLE - 1] / (taus ? taus[p] : tau));
     int start = int(block * BLOCK), stop = min(start + BLOCK, line.count);
     if (start >= stop) return;
-    real origin = line.place(min(stop, line.count - 1));
+    real origin = line.place(min(stop, line.count - 1)), begin = line.place(start);
     Numbers<double> total;
     total.clear();
     for (int first = start; first < stop; first += 32) {
         // behind the last source the weight is zero
         bool there = first + lane < stop;
         int index = there ? line.index(first + lane) : 0;
-        partial z = there ? partial(origin) - partial(line.place(first + lane)) : partial(0), extra[POWERS];
-        partial weight = !there ? partial(0) : RATE ? exponential(-partial(rate) * z) : partial(1);
+        partial place = there ? line.place(first + lane) : origin, extra[SUMS];
         partial scalar = there ? Scalars(weights, p * count)[index] : real(0);
         __syncwarp();
         list[lane].index = index;
 #pragma unroll
-        for (int l = 0; l < POWERS; l++, weight *= z) {
-            list[lane].weight[l] = weight;
-            extra[l] = weight * scalar;
+        for (int half = 0; half < SUMS; half += POWERS) {
+            partial z = half ? place - partial(begin) : partial(origin) - place;
+            partial weight = !there ? partial(0) : RATE ? exponential(-partial(rate) * z) : partial(1);
+#pragma unroll
+            for (int l = half; l < half + POWERS; l++, weight *= z) {
+                list[lane].weight[l] = weight;
+                extra[l] = weight * scalar;
+            }
         }
         __syncwarp();
         Numbers<partial> sum;
@@ -355,49 +386,49 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
         }
         total.add_rows(sum);
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) total.extra[l] += double(sum_lanes(extra[l]));
+        for (int l = 0; l < SUMS; l++) total.extra[l] += double(sum_lanes(extra[l]));
     }
     total.store(moments + ((blockIdx.y * tracks + track) * (blocks + 1) + block) * SIZE, lane);
 }
 
 // From the moments of every block to those of all sources before it, around its first source; in place. What stands
-// behind the last block are those of all sources.
+// behind the last block are those of all sources. With BOTH, other warps go down from the top, to those of all sources
+// from its first one on.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     accumulate(const real *places, const int *order, const double *table, const double *taus, double tau,
                double *moments, index_t tracks, index_t sides, index_t count, index_t dims, index_t mirrored) {
     index_t blocks = (count + BLOCK - 1) / BLOCK;
-    index_t track = blockIdx.x * index_t(WARPS) + threadIdx.x / 32;
+    index_t job = blockIdx.x * index_t(WARPS) + threadIdx.x / 32, track = BOTH ? job / 2 : job;
     int lane = threadIdx.x % 32;
     if (track >= tracks) return;
     index_t p = track / dims / sides, side = track / dims % sides;
     Line line(places, order, p * dims + track % dims, count, mirrored >> side & 1);
     if (FOLDED) line.keep_half(false, lane);
     double rate = table[TABLE - 1] / (taus ? taus[p] : tau);
-    double *place = moments + (blockIdx.y * tracks + track) * (blocks + 1) * SIZE, *behind = place + blocks * SIZE;
-    int last = line.count - 1, number = (line.count + BLOCK - 1) / BLOCK;
-    Numbers<double> state, next;
+    double *start = moments + (blockIdx.y * tracks + track) * (blocks + 1) * SIZE;
+    int number = (line.count + BLOCK - 1) / BLOCK;
+    bool down = BOTH && job % 2;
+    auto place = [&](int block) { return start + block * SIZE + (down ? HALF : 0); };
+    // what the moments before and after this block are around
+    auto origin = [&](int block) { return double(line.place(min(block * BLOCK, line.count - 1))); };
+    Numbers<double, POWERS> state, next;
     state.clear();
-    if (number) {
-        next.load(place, lane);
-        double origin = line.place(0), end = line.place(min(BLOCK, last));
-        for (int block = 0; block < number; block++, place += SIZE) {
-            Numbers<double> here = next;
-            double distance = end - origin;
-            origin = end;
-            // the next block is on its way while this one is added
-            if (block + 1 < number) {
-                next.load(place + SIZE, lane);
-                end = line.place(min((block + 2) * BLOCK, last));
-            }
-            __syncwarp();
-            state.store(place, lane);
-            move_moments(state, distance, rate);
-            state.add_rows(here);
+    if (number) next.load(place(down ? number - 1 : 0), lane);
+    for (int i = 0; i < number; i++) {
+        Numbers<double, POWERS> here = next;
+        int block = down ? number - 1 - i : i;
+        double distance = origin(block + 1) - origin(block);
+        // the next block is on its way while this one is added
+        if (i + 1 < number) next.load(place(down ? block - 1 : block + 1), lane);
+        __syncwarp();
+        if (!down) state.store(place(block), lane);
+        move_moments(state, distance, rate);
+        state.add_rows(here);
 #pragma unroll
-            for (int l = 0; l < POWERS; l++) state.extra[l] += here.extra[l];
-        }
+        for (int l = 0; l < POWERS; l++) state.extra[l] += here.extra[l];
+        if (down) state.store(place(block), lane);
     }
-    state.store(behind, lane);
+    if (!down) state.store(start + blocks * SIZE, lane);
 }
 
 // ---- the walk
@@ -422,12 +453,12 @@ __device__ inline real scan(real x, int lane) {
     return x;
 }
 
-// A target of a list, with its y^l e^(-rate y).
+// A target of a list, with its y^l e^(-rate y) and, with BOTH, (-y)^l e^(rate y).
 struct alignas(16) Target {
-    real weight[POWERS];
+    real weight[SUMS];
 #if SLOPES
     // the derivative by y
-    real slope[POWERS];
+    real slope[SUMS];
 #endif
     int index;
     // the sources of the list that the target behind it has passed
@@ -528,7 +559,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     }
     real support = side.node[NODES - 1] - side.node[0];
     // a batch reaches no further than this: an exponential neither overflows nor loses digits, and little cancels
-    real span = RATE ? real(4) / side.rate : COMPACT ? support / 4 : infinity();
+    real span = BOTH ? real(REACH) / side.rate : RATE ? real(4) / side.rate : COMPACT ? support / 4 : infinity();
 
     int at = run * int(length), end = min(at + int(length), target_line.count);
     if (at >= end) return;
@@ -554,24 +585,22 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         }
     };
 
-    // Add some sources of node j to the state, each with a share; or all of them at zero, which a folded line begins
-    // with.
-    auto absorb = [&](int j, int first, int last, real share, bool at_zero) {
-        real extra[POWERS];
+    // Add some sources to the state, with weights that `weigh(n, t, weight)` finds.
+    auto absorb = [&](int first, int last, auto weigh) {
+        real extra[SUMS];
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) extra[l] = real(0);
+        for (int l = 0; l < SUMS; l++) extra[l] = real(0);
         for (int n = first; n < last; n += 32) {
             bool there = n + lane < last;
             int index = there ? source_line.index(n + lane) : 0;
-            real scalar = there ? scalars[index] : real(0), weight[POWERS];
-            real t = at_zero ? real(0) : there ? source_line.place(n + lane) : origin;
-            nodes.weights(j, origin - t - nodes.node[j], weight);
+            real scalar = there ? scalars[index] : real(0), weight[SUMS];
+            weigh(n + lane, there ? source_line.place(n + lane) : origin, weight);
             __syncwarp();
             sources[lane].index = index;
 #pragma unroll
-            for (int l = 0; l < POWERS; l++) {
-                sources[lane].weight[l] = there ? share * weight[l] : real(0);
-                extra[l] += scalar * share * weight[l];
+            for (int l = 0; l < SUMS; l++) {
+                sources[lane].weight[l] = there ? weight[l] : real(0);
+                extra[l] += scalar * weight[l];
             }
             __syncwarp();
             Numbers<real> some;
@@ -581,7 +610,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         }
         __syncwarp();
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) state.extra[l] += sum_lanes(double(extra[l]));
+        for (int l = 0; l < SUMS; l++) state.extra[l] += sum_lanes(double(extra[l]));
     };
 
     // Begin in the middle: find the places and sum what has been passed, with the help of the moments of blocks.
@@ -601,30 +630,46 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         const double *before = sums + (channels * heads * sides * dims + track) * (blocks + 1) * SIZE;
         if (FOLDED && sums) {
             Numbers<double> all;
-            real weight[POWERS];
+            real weight[SUMS];
             all.load(before + blocks * SIZE, lane);
-            nodes.weights(0, origin - nodes.node[0], weight);
+            nodes.weights(0, origin - nodes.node[0], weight, real(1), real(0));
 #pragma unroll
             for (int l = 0; l < POWERS; l++) state.mix(l, all.at[0], all.extra[0], -double(weight[l]));
         }
-        // Add moments around `center` of sources of node j.
-        auto add_moments = [&](int j, const double *place, real center) {
-            Numbers<double> moments;
+        // Add moments of sources at least `distance` below the origin, or above it, with the coefficients there.
+        auto add_moments = [&](const double *place, double distance, const real *coefficients, auto half) {
+            Numbers<double, POWERS> moments;
             moments.load(place, lane);
-            move_moments(moments, double(origin) - double(center) - double(nodes.node[j]), nodes.rate);
+            move_moments(moments, distance, nodes.rate);
 #pragma unroll
             for (int l = 0; l < POWERS; l++) {
 #pragma unroll
                 for (int i = l; i < POWERS; i++) {
-                    state.mix(l, moments.at[i - l], moments.extra[i - l], double(nodes.below[j][i]) * binomial(i, l));
+                    state.mix(decltype(half)::value + l, moments.at[i - l], moments.extra[i - l],
+                              double(coefficients[i]) * binomial(i, l));
                 }
             }
         };
+        if constexpr (BOTH) {
+            // the block that the origin is in, or more where ties reach further, is absorbed
+            int low = min(places[strict(0)], source_line.count - 1) / BLOCK,
+                high = (places[loose(0)] + BLOCK - 1) / BLOCK;
+            auto distance = [&](int block) { return double(origin) - double(source_line.place(block * BLOCK)); };
+            if (low > 0) add_moments(before + low * SIZE, distance(low), nodes.below[0], Int<0>());
+            if (high * BLOCK < source_line.count) {
+                add_moments(before + high * SIZE + HALF, -distance(high), nodes.above, Int<SUMS - POWERS>());
+            }
+            absorb(low * BLOCK, min(high * BLOCK, source_line.count), [&](int n, real t, real(&weight)[SUMS]) {
+                real share = n < places[strict(0)] ? real(1) : n < places[loose(0)] ? real(0.5) : real(0);
+                nodes.weights(0, origin - t, weight, share, real(1) - share);
+            });
+        }
         // the sources of a folded line at zero, those passed at every node, and their ties
 #pragma unroll 1
-        for (int part = FOLDED && !sums ? -1 : 0; part < KEPT; part++) {
+        for (int part = FOLDED && !sums ? -1 : 0; part < (BOTH ? 0 : KEPT); part++) {
             int j = max(part, 0) / EACH_NODE, first = COMPACT ? places[KEPT - 1] : 0, last = places[strict(j)];
             bool ties = HALVES && part % 2 == 1;
+            auto distance = [&](int j, real center) { return double(origin) - double(center) - double(nodes.node[j]); };
             if (part < 0) {
                 last = source_line.count;
             } else if (ties) {
@@ -633,10 +678,13 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 // what is left of the blocks at the ends is absorbed
                 int low = (first + BLOCK - 1) / BLOCK, high = last / BLOCK;
                 if (COMPACT && low < high) {
-                    absorb(j, first, low * BLOCK, real(1), false);
+                    absorb(first, low * BLOCK, [&](int, real t, real(&weight)[SUMS]) {
+                        nodes.weights(j, origin - t - nodes.node[j], weight, real(1), real(0));
+                    });
                     for (int i = low; i < high; i++) {
-                        add_moments(j, before + i * SIZE,
-                                    source_line.place(min((i + 1) * BLOCK, source_line.count - 1)));
+                        add_moments(before + i * SIZE,
+                                    distance(j, source_line.place(min((i + 1) * BLOCK, source_line.count - 1))),
+                                    nodes.below[j], Int<0>());
                     }
                     first = high * BLOCK;
                 }
@@ -644,10 +692,19 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                     // behind the last source there is no block
                     high = min(high, (source_line.count - 1) / BLOCK);
                     first = high * BLOCK;
-                    if (high > 0) add_moments(j, before + high * SIZE, source_line.place(first));
+                    if (high > 0) {
+                        add_moments(before + high * SIZE, distance(j, source_line.place(first)), nodes.below[j],
+                                    Int<0>());
+                    }
                 }
             }
-            absorb(j, first, last, part < 0 ? real(-1) : ties ? real(0.5) : real(1), part < 0);
+            absorb(first, last, [&](int, real t, real(&weight)[SUMS]) {
+                nodes.weights(j, origin - (part < 0 ? real(0) : t) - nodes.node[j], weight,
+                              part < 0 ? real(-1)
+                              : ties   ? real(0.5)
+                                       : real(1),
+                              real(0));
+            });
         }
 #pragma unroll
         for (int j = 0; j < KEPT; j++) passed[j] = places[j];
@@ -684,7 +741,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         int target = next_target;
         bool wanted = at + lane < end;
         // how many sources a target has passed; one that may have passed more than there is room for waits
-        bool in = wanted && s - origin <= span, tied = false;
+        bool in = wanted && s - (BOTH ? renewed : origin) <= span, tied = false;
         int rank[NN], all = 0, busy = NN - 1;
 #pragma unroll
         for (int j = NN - 1; j >= 0; j--) {
@@ -723,19 +780,21 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         in = lane < taken;
 
         // of the extra scalar: the sum and, with SLOPES, its derivative
-        real factor[POWERS], slope[POWERS], extra = real(0), extra_slope = real(0);
-        {
-            real y = s - origin, power = !in ? real(0) : RATE ? exponential(-side.rate * y) : real(1);
+        real factor[SUMS], slope[SUMS], extra = real(0), extra_slope = real(0);
+#pragma unroll
+        for (int half = 0; half < SUMS; half += POWERS) {
+            real sign = half ? real(-1) : real(1), y = sign * (s - origin);
+            real power = !in ? real(0) : RATE ? exponential(-side.rate * y) : real(1);
             if (FOLDED && s == real(0)) power *= real(0.5);
 #pragma unroll
             for (int l = 0; l < POWERS; l++, power *= y) {
-                factor[l] = in ? power : real(0);
-                slope[l] = RATE ? -side.rate * factor[l] : real(0);
-                if (l > 0) slope[l] += real(l) * factor[l - 1];
+                factor[half + l] = in ? power : real(0);
+                slope[half + l] = RATE ? -sign * side.rate * factor[half + l] : real(0);
+                if (l > 0) slope[half + l] += sign * real(l) * factor[half + l - 1];
             }
         }
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) {
+        for (int l = 0; l < SUMS; l++) {
             extra += factor[l] * real(state.extra[l]);
             extra_slope += slope[l] * real(state.extra[l]);
         }
@@ -751,7 +810,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             // the one in front of the first is there for this alone
             targets[(place + 32) % 33].after = all;
 #pragma unroll
-            for (int l = 0; l < POWERS; l++) {
+            for (int l = 0; l < SUMS; l++) {
                 targets[place].weight[l] = factor[l];
 #if SLOPES
                 targets[place].slope[l] = slope[l];
@@ -779,9 +838,9 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             // without any target, those of one node that the first has passed
             int some = __shfl_sync(ALL, rank[j], max(taken - 1, 0));
             if (taken == 0 && j != busy) some = 0;
-            real sums_before[POWERS];
+            real sums_before[SUMS];
 #pragma unroll
-            for (int l = 0; l < POWERS; l++) sums_before[l] = real(0);
+            for (int l = 0; l < SUMS; l++) sums_before[l] = real(0);
 #pragma unroll 1
             for (int first = 0; first < some; first += 32) {
                 int i = first + lane, where = i;
@@ -804,12 +863,12 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                         where += last < 0 ? 0 : others;
                     }
                 }
-                real weight[POWERS], scalar = here ? scalars[source] : real(0);
-                side.weights(j / EACH, here ? origin - t - side.node[j / EACH] : real(0), weight);
+                real weight[SUMS], scalar = here ? scalars[source] : real(0), share = EACH == 2 ? real(0.5) : real(1);
+                // what joins the sources below leaves those above
+                side.weights(j / EACH, here ? origin - t - side.node[j / EACH] : real(0), weight, share, -share);
                 if (here) sources[where].index = source;
 #pragma unroll
-                for (int l = 0; l < POWERS; l++) {
-                    if (EACH == 2) weight[l] *= real(0.5);
+                for (int l = 0; l < SUMS; l++) {
                     if (here) sources[where].weight[l] = weight[l];
                     // the extra scalar of the targets: sums over the sources of this node that they have passed
                     real sum = scan(here ? scalar * weight[l] : real(0), lane);
@@ -820,7 +879,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 }
             }
 #pragma unroll
-            for (int l = 0; l < POWERS; l++) state.extra[l] += double(sums_before[l]);
+            for (int l = 0; l < SUMS; l++) state.extra[l] += double(sums_before[l]);
             total += some;
             passed[slot(j)] += some;
             if (HALVES && EACH == 1) passed[loose(j)] += some;
@@ -830,7 +889,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         if (lane < CHUNK) {
             sources[total + lane].index = 0;
 #pragma unroll
-            for (int l = 0; l < POWERS; l++) sources[total + lane].weight[l] = real(0);
+            for (int l = 0; l < SUMS; l++) sources[total + lane].weight[l] = real(0);
         }
         if (MULTIPLIED) wait_for_copies();
         __syncwarp();
@@ -839,7 +898,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         base.clear(), local.clear();
         base.add_rows(state);
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) {
+        for (int l = 0; l < SUMS; l++) {
 #pragma unroll
             // through a shuffle, as the compiler would convert it for every target again
             for (int c = 0; c < VEC; c++) base.at[l][c] = __shfl_sync(ALL, base.at[l][c], lane);
@@ -851,7 +910,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             Target to = targets[next];
             real sum[VEC], derivative[VEC];
 #pragma unroll
-            for (int l = 0; l < POWERS; l++) {
+            for (int l = 0; l < SUMS; l++) {
 #pragma unroll
                 for (int c = 0; c < VEC; c++) {
                     real number = base.at[l][c] + local.at[l][c];
@@ -929,8 +988,10 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     while (at < end) {
         if (!fresh) {
             real from = __shfl_sync(ALL, next_s, 0);
-            // what has left the window cancels but for rounding, which grows with the distance: sum it afresh
-            fresh = COMPACT && (from - renewed > FAR * support || from - origin > support);
+            // what has left the window, or the sources above, cancels but for rounding, which grows with the distance:
+            // sum it afresh
+            fresh = (COMPACT && (from - renewed > FAR * support || from - origin > support)) ||
+                    (BOTH && from - renewed > span);
             if (from != origin && !fresh) move_factors(state, double(from) - double(origin), side.rate);
             origin = from;
         }
