@@ -7,9 +7,9 @@ typedef long long index_t;
 
 constexpr int THREADS = 256;
 
-__device__ inline bool finite(float x) { return x - x == 0.0f; }
-__device__ inline bool finite(double x) { return x - x == 0.0; }
-__device__ inline bool finite(unsigned short x) { return (x & EXPONENT) != EXPONENT; }
+__device__ inline bool is_number(float x) { return x - x == 0.0f; }
+__device__ inline bool is_number(double x) { return x - x == 0.0; }
+__device__ inline bool is_number(unsigned short x) { return (x & EXPONENT) != EXPONENT; }
 
 // Count what is no finite number: `unfit (heads, group)` of the queries of every head in a group, and of what they
 // share. A block has one of `slices` parts of the queries of one of them, of the keys or of the values.
@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     bool found = false;
 #pragma unroll 8
     for (index_t i = slice * share + threadIdx.x; i < end; i += THREADS) {
-        found = found || !finite(numbers[i]);
+        found = found || !is_number(numbers[i]);
     }
     if (!__syncthreads_or(found) || threadIdx.x) return;
     for (index_t g = 0; g < group; g++) {
