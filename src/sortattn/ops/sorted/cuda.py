@@ -25,7 +25,7 @@ _ITEMS = 16
 # places that a block merges, as in sort.cu
 _MERGED = 2048
 # as in walk.cu
-_WARPS = 4
+_WARPS, _GROUP = 4, 16
 # rows that a warp has on their way at a time
 _CHUNK = 8
 # sorted targets that one warp walks, at least
@@ -276,8 +276,9 @@ class _Sources:
 
     def size(self, tracks: int) -> int:
         """Numbers that the moments of a head take, of so many tracks."""
-        blocks = math.ceil(self.count / self.tracks.block) + 1
-        return self.tracks.sums * (self.width + 1) * blocks * self.dims * self.parts * tracks
+        blocks = math.ceil(self.count / self.tracks.block)
+        places = blocks + 1 + self.tracks.compact * math.ceil(blocks / _GROUP)
+        return self.tracks.sums * (self.width + 1) * places * self.dims * self.parts * tracks
 
     def some(self, some: slice) -> tuple:
         """Of some heads: lines, rows, extra scalars and bandwidths."""
@@ -296,11 +297,11 @@ class _Sources:
             (math.ceil(everything * blocks / _WARPS), self.parts), 32 * _WARPS, *lines, rows, extra, table, tau,
             self.tau, moments, everything, *shape, self.stride, tracks.mirrored,
         )  # fmt: skip
-        if not tracks.compact:
-            Kernel(_WALK, "accumulate", defines)(
-                (math.ceil(everything * (1 + tracks.both) / _WARPS), self.parts), 32 * _WARPS, *lines, table, tau,
-                self.tau, moments, everything, *shape, tracks.mirrored,
-            )  # fmt: skip
+        jobs = everything * (math.ceil(blocks / _GROUP) if tracks.compact else 1 + tracks.both)
+        Kernel(_WALK, "accumulate", defines)(
+            (math.ceil(jobs / _WARPS), self.parts), 32 * _WARPS, *lines, table, tau, self.tau, moments, everything,
+            *shape, tracks.mirrored,
+        )  # fmt: skip
         return moments
 
 

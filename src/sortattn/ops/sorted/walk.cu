@@ -3,7 +3,7 @@
 // A line is one dimension of one head, its coordinates in sorted order; a track is a line seen from one side. One warp
 // walks along a run of the sorted targets of a track, a lane having a few channels of every row. A run that starts in
 // the middle needs what the sources before give: `summarise` sums the moments of blocks of sources, and `accumulate`
-// carries them along each track in double precision, unless only those in a window count.
+// carries them along each track in double precision, or, where only those in a window count, sums groups of blocks.
 //
 // A walk goes by batches of at most thirty-two targets and, at every node, thirty-two sources. All that is a number of
 // its own (the order, weights, the extra scalar) is found by the lanes side by side, one item each, and left in shared
@@ -38,6 +38,8 @@ constexpr int WIDTH = 32 * VEC;
 constexpr int WARPS = 4;
 // sources of a block of `summarise`; what has to be summed afresh more often has smaller ones
 constexpr int BLOCK = BOTH ? 128 : 256;
+// blocks of a group, whose moments are summed where only a window counts
+constexpr int GROUP = 16;
 // a compact window with at most so many sources is summed one by one
 constexpr int FEW = 32;
 // the sums of a compact kernel are begun afresh after so many widths of its support
@@ -358,10 +360,15 @@ template <typename T> struct alignas(sizeof(T) == 4 && SUMS == 1 ? 8 : 16) Sourc
     int index;
 };
 
+// Places for moments of a track: of its blocks, of all its sources, and of groups of blocks.
+__device__ inline index_t moment_places(index_t blocks) {
+    return blocks + 1 + (COMPACT ? (blocks + GROUP - 1) / GROUP : 0);
+}
+
 // ---- what comes before the walk
 
 // Moments of every block of sources around the first source behind it, and with BOTH around its own first source too:
-// (channel blocks, tracks, blocks + 1, SIZE).
+// (channel blocks, tracks, moment_places, SIZE).
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     summarise(const real *places, const int *order, const stored *rows, const real *weights, const double *table,
               const double *taus, double tau, double *moments, index_t tracks, index_t sides, index_t count,
@@ -415,47 +422,49 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 #pragma unroll
         for (int l = 0; l < SUMS; l++) total.extra[l] += double(sum_lanes(extra[l]));
     }
-    total.store(moments + ((blockIdx.y * tracks + track) * (blocks + 1) + block) * SIZE, lane);
+    total.store(moments + ((blockIdx.y * tracks + track) * moment_places(blocks) + block) * SIZE, lane);
 }
 
 // From the moments of every block to those of all sources before it, around its first source; in place. What stands
 // behind the last block are those of all sources. With BOTH, other warps go down from the top, to those of all sources
-// from its first one on.
+// from its first one on. Of a compact kernel, each warp sums a group of blocks, around the first source behind it.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     accumulate(const real *places, const int *order, const double *table, const double *taus, double tau,
                double *moments, index_t tracks, index_t sides, index_t count, index_t dims, index_t mirrored) {
     index_t blocks = (count + BLOCK - 1) / BLOCK;
-    index_t job = blockIdx.x * index_t(WARPS) + threadIdx.x / 32, track = BOTH ? job / 2 : job;
+    index_t groups = (blocks + GROUP - 1) / GROUP, jobs = COMPACT ? groups : BOTH ? 2 : 1;
+    index_t job = blockIdx.x * index_t(WARPS) + threadIdx.x / 32, track = job / jobs;
     int lane = threadIdx.x % 32;
     if (track >= tracks) return;
     index_t p = track / dims / sides, side = track / dims % sides;
     Line line(places, order, (p * dims + track % dims) * count, count, mirrored >> side & 1);
     if (FOLDED) line.keep_half(false, lane);
     double rate = table[TABLE - 1] / (taus ? taus[p] : tau);
-    double *start = moments + (blockIdx.y * tracks + track) * (blocks + 1) * SIZE;
+    double *start = moments + (blockIdx.y * tracks + track) * moment_places(blocks) * SIZE;
     int number = (line.count + BLOCK - 1) / BLOCK;
+    int first = COMPACT ? int(job % jobs) * GROUP : 0, last = COMPACT ? min(first + GROUP, number) : number;
     bool down = BOTH && job % 2;
     auto place = [&](int block) { return start + block * SIZE + (down ? HALF : 0); };
     // what the moments before and after this block are around
     auto origin = [&](int block) { return double(line.place(min(block * BLOCK, line.count - 1))); };
     Numbers<double, POWERS> state, next;
     state.clear();
-    if (number) next.load(place(down ? number - 1 : 0), lane);
-    for (int i = 0; i < number; i++) {
+    if (number) next.load(place(down ? last - 1 : first), lane);
+    for (int i = first; i < last; i++) {
         Numbers<double, POWERS> here = next;
         int block = down ? number - 1 - i : i;
         double distance = origin(block + 1) - origin(block);
         // the next block is on its way while this one is added
-        if (i + 1 < number) next.load(place(down ? block - 1 : block + 1), lane);
+        if (i + 1 < last) next.load(place(down ? block - 1 : block + 1), lane);
         __syncwarp();
-        if (!down) state.store(place(block), lane);
+        if (!down && !COMPACT) state.store(place(block), lane);
         move_moments(state, distance, rate);
         state.add_rows(here);
 #pragma unroll
         for (int l = 0; l < POWERS; l++) state.extra[l] += here.extra[l];
         if (down) state.store(place(block), lane);
     }
-    if (!down) state.store(start + blocks * SIZE, lane);
+    if (!down) state.store(start + (blocks + (COMPACT ? 1 + job % jobs : 0)) * SIZE, lane);
 }
 
 // ---- the walk
@@ -672,7 +681,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         }
         __syncwarp();
         index_t blocks = (count + BLOCK - 1) / BLOCK, track = (p * sides + side_number) * dims + d;
-        const double *before = sums + (channels * heads * sides * dims + track) * (blocks + 1) * SIZE;
+        const double *before = sums + (channels * heads * sides * dims + track) * moment_places(blocks) * SIZE;
         if (FOLDED && sums) {
             Numbers<double> all;
             real weight[SUMS];
@@ -726,9 +735,12 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                     absorb(first, low * BLOCK, [&](int, real t, real(&weight)[SUMS]) {
                         nodes.weights(j, origin - t - nodes.node[j], weight, real(1), real(0));
                     });
-                    for (int i = low; i < high; i++) {
-                        add_moments(before + i * SIZE,
-                                    distance(j, source_line.place(min((i + 1) * BLOCK, source_line.count - 1))),
+                    for (int i = low; i < high;) {
+                        // of a whole group together
+                        bool many = i % GROUP == 0 && i + GROUP <= high;
+                        const double *here = before + (many ? blocks + 1 + i / GROUP : i) * SIZE;
+                        i += many ? GROUP : 1;
+                        add_moments(here, distance(j, source_line.place(min(i * BLOCK, source_line.count - 1))),
                                     nodes.below[j], Int<0>());
                     }
                     first = high * BLOCK;
