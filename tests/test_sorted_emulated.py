@@ -97,7 +97,7 @@ def test_sums_and_gradients_match_the_definition(name, shape, kind, emulated, mo
 @pytest.mark.parametrize("name", ["add_bump", "box"])
 def test_a_window_of_many_blocks_is_summed_by_groups_of_them(name, emulated, monkeypatch):
     monkeypatch.setattr(cuda, "_SHORT", 32)
-    given = points("normal", 1, 70, 9000, 1, 20)
+    given = points("normal", 1, 70, 12_000, 1, 20)
     expected = outcome(KERNELS[name], given, "reference", torch.float64)
     # the gradient of a value is a sum over the queries, which are few
     for got, wanted in list(zip(outcome(KERNELS[name], given, "sorted", torch.float32), expected, strict=True))[:2]:
