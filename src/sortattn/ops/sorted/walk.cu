@@ -36,8 +36,8 @@ constexpr unsigned ALL = 0xffffffffu;
 constexpr int WIDTH = 32 * VEC;
 // of a block that sums moments; one that walks has a single warp, as some walks take longer than others
 constexpr int WARPS = 4;
-// sources of a block of `summarise`; what has to be summed afresh more often has smaller ones
-constexpr int BLOCK = BOTH ? 128 : 256;
+// sources of a block of `summarise`
+constexpr int BLOCK = 128;
 // blocks of a group, whose moments are summed where only a window counts
 constexpr int GROUP = 16;
 // a compact window with at most so many sources is summed one by one
@@ -67,13 +67,6 @@ constexpr int NEVER = 0x7fffffff;
 constexpr int SPREAD = NODES > 1 ? 4 : 1;
 // sources of a batch
 constexpr int LIST = NODES > 1 ? 64 * NODES : 32 * KEPT;
-
-#if COMPACT
-// what has left the window of a compact kernel cancels, but for rounding that grows with the distance
-typedef double partial;
-#else
-typedef real partial;
-#endif
 
 template <int N> struct Int {
     static constexpr int value = N;
@@ -247,7 +240,7 @@ template <typename T, int COUNT = SUMS> struct Numbers {
         for (int c = 0; c < VEC; c++) at[l][c] = T(0);
         extra[l] = T(0);
     }
-    template <typename W> __device__ void add_row(const W (&weight)[COUNT], const Row &row) {
+    __device__ void add_row(const real (&weight)[COUNT], const Row &row) {
 #pragma unroll
         for (int l = 0; l < COUNT; l++) {
 #pragma unroll
@@ -355,8 +348,8 @@ template <typename T> __device__ inline T sum_lanes(T x) {
 }
 
 // A source of a list, with what it gives to each of the sums.
-template <typename T> struct alignas(sizeof(T) == 4 && SUMS == 1 ? 8 : 16) Source {
-    T weight[SUMS];
+struct alignas(sizeof(real) == 4 && SUMS == 1 ? 8 : 16) Source {
+    real weight[SUMS];
     int index;
 };
 
@@ -373,12 +366,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     summarise(const real *places, const int *order, const stored *rows, const real *weights, const double *table,
               const double *taus, double tau, double *moments, index_t tracks, index_t sides, index_t count,
               index_t dims, index_t stride, index_t mirrored) {
-    __shared__ Source<partial> lists[WARPS][32];
+    __shared__ Source lists[WARPS][32];
     index_t blocks = (count + BLOCK - 1) / BLOCK;
     index_t job = blockIdx.x * index_t(WARPS) + threadIdx.x / 32;
     int lane = threadIdx.x % 32;
     if (job >= tracks * blocks) return;
-    Source<partial> *list = lists[threadIdx.x / 32];
+    Source *list = lists[threadIdx.x / 32];
     index_t block = job % blocks, track = job / blocks, p = track / dims / sides, side = track / dims % sides;
     Line line(places, order, (p * dims + track % dims) * count, count, mirrored >> side & 1);
     if (FOLDED) line.keep_half(false, lane);
@@ -393,14 +386,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
         // behind the last source the weight is zero
         bool there = first + lane < stop;
         int index = there ? line.index(first + lane) : 0;
-        partial place = there ? line.place(first + lane) : origin, extra[SUMS];
-        partial scalar = there ? Scalars(weights, p * count)[index] : real(0);
+        real place = there ? line.place(first + lane) : origin, extra[SUMS];
+        real scalar = there ? Scalars(weights, p * count)[index] : real(0);
         __syncwarp();
         list[lane].index = index;
 #pragma unroll
         for (int half = 0; half < SUMS; half += POWERS) {
-            partial z = half ? place - partial(begin) : partial(origin) - place;
-            partial weight = !there ? partial(0) : RATE ? exponential(-partial(rate) * z) : partial(1);
+            real z = half ? place - begin : origin - place;
+            real weight = !there ? real(0) : RATE ? exponential(-rate * z) : real(1);
 #pragma unroll
             for (int l = half; l < half + POWERS; l++, weight *= z) {
                 list[lane].weight[l] = weight;
@@ -408,7 +401,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
             }
         }
         __syncwarp();
-        Numbers<partial> sum;
+        Numbers<real> sum;
         sum.clear();
 #pragma unroll
         for (int i = 0; i < 32; i += CHUNK) {
@@ -575,7 +568,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
          index_t closed, index_t negated, index_t length, index_t first_dim, index_t some_dims, index_t first_part,
          const int *distinct, index_t capacity, index_t first_target) {
     // behind the last source of a list stand some with a weight of zero
-    __shared__ Source<real> sources[LIST + CHUNK];
+    __shared__ Source sources[LIST + CHUNK];
     __shared__ Target targets[33];
     // rows of targets that sums are multiplied with
     alignas(16) __shared__ Row slots[MULTIPLIED ? 32 * 32 : 1];
