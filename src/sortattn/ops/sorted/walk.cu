@@ -762,18 +762,21 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     };
 
     // What the next batch begins with is on its way while the last one is walked: targets, and at every node sources,
-    // the next ones and, where they may be many, every SPREAD-th.
-    real next_s, next_t[NODES], next_mark[NODES];
+    // SPREAD neighbours a lane, and the index of one.
+    real next_s, next_t[NODES][SPREAD];
     int next_target, next_source[NODES];
     auto fetch = [&]() {
         next_s = at + lane < end ? target_line.place(at + lane) : infinity();
         next_target = at + lane < end ? target_line.index(at + lane) : 0;
 #pragma unroll
         for (int j = 0; j < NODES; j++) {
-            int i = passed[strict(j)] + lane, mark = passed[strict(j)] + lane * SPREAD + SPREAD - 1;
-            next_t[j] = i < source_line.count ? source_line.place(i) : infinity();
+            int i = passed[strict(j)] + lane;
             next_source[j] = i < source_line.count ? source_line.index(i) : 0;
-            next_mark[j] = mark < source_line.count ? source_line.place(mark) : infinity();
+#pragma unroll
+            for (int k = 0; k < SPREAD; k++) {
+                int n = passed[strict(j)] + lane * SPREAD + k;
+                next_t[j][k] = n < source_line.count ? source_line.place(n) : infinity();
+            }
         }
     };
 
@@ -796,16 +799,18 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
 #pragma unroll
         for (int j = NN - 1; j >= 0; j--) {
             int left = source_line.count - passed[slot(j)];
-            real mark = next_mark[j / EACH];
+            // the last that a lane has
+            real mark = next_t[j / EACH][SPREAD - 1];
             if (EACH == 2 && (SPREAD > 1 || j % 2 == 0)) {
                 mark = lane < left ? source_line.place(passed[slot(j)] + lane) : infinity();
             }
-            rank[j] = WIDE * count_before(mark, [&](real t) { return passes(j, s, t); });
-            // between two marks
+            int lanes = count_before(mark, [&](real t) { return passes(j, s, t); });
+            rank[j] = WIDE * lanes;
+            // the others of the lane behind
 #pragma unroll
-            for (int i = 0; i < WIDE - 1; i++) {
-                bool there = wanted && rank[j] % WIDE == i && rank[j] < min(left, 32 * WIDE);
-                if (there && passes(j, s, source_line.place(passed[slot(j)] + rank[j]))) rank[j]++;
+            for (int k = 0; k < WIDE - 1; k++) {
+                real t = __shfl_sync(ALL, next_t[j / EACH][k], min(lanes, 31));
+                if (lanes < 32 && passes(j, s, t)) rank[j]++;
             }
             if (!wanted) rank[j] = min(left, 32 * WIDE);
             all += rank[j];
@@ -891,16 +896,23 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             real sums_before[SUMS];
 #pragma unroll
             for (int l = 0; l < SUMS; l++) sums_before[l] = real(0);
+            int upcoming = next_source[j / EACH];
 #pragma unroll 1
             for (int first = 0; first < some; first += 32) {
-                int i = first + lane, where = i;
+                int i = first + lane, where = i, source = upcoming;
                 bool here = i < some;
-                real t = next_t[j / EACH];
-                int source = next_source[j / EACH];
-                if (first > 0 || (EACH == 2 && j % 2 == 0)) {
+                real t = next_t[j / EACH][0];
+                if (SPREAD > 1) t = __shfl_sync(ALL, t, i / SPREAD);
+#pragma unroll
+                for (int k = 1; k < SPREAD; k++) {
+                    real other = __shfl_sync(ALL, next_t[j / EACH][k], i / SPREAD);
+                    if (lane % SPREAD == k) t = other;
+                }
+                if (EACH == 2 && (SPREAD > 1 || j % 2 == 0)) {
                     t = here ? source_line.place(passed[slot(j)] + i) : real(0);
                     source = here ? source_line.index(passed[slot(j)] + i) : 0;
                 }
+                if (i + 32 < some) upcoming = source_line.index(passed[slot(j)] + i + 32);
                 if (NN > 1 && taken > 0) {
                     // the targets before, that is, those which have not passed it
                     int before = count_before(rank[j], [&](int rank) { return rank <= i; });
