@@ -167,6 +167,25 @@ def test_lines_are_sorted_and_ties_keep_their_order(kind, count, emulated):
     assert torch.equal(cuda.points(lines, found.order).places, places)
 
 
+def test_a_long_line_without_many_ties_is_split_and_not_merged(emulated, monkeypatch):
+    class Split(EmulatedKernel):
+        def __init__(self, source, entry, defines=()):
+            super().__init__(source, entry, defines)
+            self.entry = entry
+
+        def __call__(self, *arguments, **options):
+            if self.entry != "merge_runs":
+                super().__call__(*arguments, **options)
+
+    monkeypatch.setattr(cuda, "Kernel", Split)
+    lines = torch.randn(1, 40_000, 2, generator=torch.Generator().manual_seed(1))
+    lines[0, 5], lines[0, 17] = lines[0, 30_000], lines[0, 20_000]
+    found = cuda.sort_lines(lines)
+    places, order = lines.transpose(1, 2).sort(dim=-1, stable=True)
+    assert torch.equal(found.order, order.int())
+    assert torch.equal(found.places, places)
+
+
 @pytest.mark.parametrize("floor", [0.0, 0.5])
 def test_quotients_match_what_the_operators_do_on_a_cpu(floor):
     generator = torch.Generator().manual_seed(2)

@@ -24,6 +24,11 @@ _REALS = {torch.float32: "float", torch.float64: "double"} | dict.fromkeys(NARRO
 _ITEMS = 16
 # places that a block merges, as in sort.cu
 _MERGED = 2048
+# of a stretch of a long line, how much is filled on average, and how many keys of a sample it has: with as many, none
+# is too long but for ties
+_FILLED, _SAMPLED = 0.7, 350
+# indices and coordinates
+_PAIR = (torch.int32, torch.float32)
 # as in walk.cu
 _WARPS, _BLOCK, _GROUP = 4, 128, 16
 # rows that a warp has on their way at a time
@@ -132,7 +137,8 @@ def sort_lines(points: Tensor) -> Lines:
     problems, count, dims = points.shape
     order = torch.empty(problems, dims, count, dtype=torch.int32, device=points.device)
     places = torch.empty(order.shape, dtype=points.dtype, device=points.device)
-    for some in _groups(problems, 8 * count * dims, points):
+    # a long line needs room for stretches beside the runs
+    for some in _groups(problems, 16 * count * dims, points):
         if points.dtype == torch.float32 and points.numel():
             _launch_sort(points[some], order[some], places[some])
             continue
@@ -150,20 +156,38 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
     defines = (("ITEMS", items),)
     # keys and indices; then counts, cells and totals, or digits of all warps and starts
     shared = length * 6 + max(length * 2 + 1024 * 8 + 32 * 4, 32 * 256 * 2 + (256 + 32) * 4)
-    rounds = math.ceil(math.log2(runs))
-    # sorted runs and merged ones take turns in two pairs of buffers, such that the last one is the result
-    here, there = (order, places), (order, places)
-    if rounds:
-        there = (torch.empty_like(order), torch.empty_like(places))
-    if rounds % 2:
-        here, there = there, here
     with torch.cuda.device(points.device):
+        if runs == 1:
+            Kernel(_SORT, "sort_runs", defines)(
+                (heads * dims,), 1024, points, order, places, None, count, dims, 1, shared=shared
+            )
+            return
+        parts = math.ceil(count / (_FILLED * length))
+        sample = points[:, :: math.ceil(count / min(length, _SAMPLED * parts))].contiguous()
+        shape = (heads, dims, sample.shape[1])
+        indices, bounds = (torch.empty(shape, dtype=dtype, device=points.device) for dtype in _PAIR)
+        _launch_sort(sample, indices, bounds)
+        pairs = torch.empty(heads * dims * parts, length, 2, dtype=torch.int32, device=points.device)
+        sizes, done = (torch.empty(heads * dims * n, dtype=torch.int32, device=points.device) for n in (parts, 1))
+        Kernel(_SORT, "split", defines)(
+            (heads * dims,), 1024, points, bounds, pairs, sizes, done, count, dims, parts, sample.shape[1],
+            shared=8 * parts,
+        )  # fmt: skip
+        Kernel(_SORT, "sort_parts", defines)(
+            (heads * dims * parts,), 1024, pairs, sizes, done, order, places, count, parts, shared=shared
+        )
+        # for lines that are not sorted yet, runs and merged ones take turns in two pairs of buffers, such that the last
+        # one is the result
+        other = [part.view(dtype)[: order.numel()] for part, dtype in zip(pairs.view(2, -1), _PAIR, strict=True)]
+        here, there = (order, places), other
+        if math.ceil(math.log2(runs)) % 2:
+            here, there = there, here
         Kernel(_SORT, "sort_runs", defines)(
-            (heads * dims * runs,), 1024, points, *here, count, dims, runs, shared=shared
+            (heads * dims * runs,), 1024, points, *here, done, count, dims, runs, shared=shared
         )
         while length < count:
             grid = (heads * dims * math.ceil(count / _MERGED),)
-            Kernel(_SORT, "merge_runs", defines)(grid, 256, *here, *there, count, length)
+            Kernel(_SORT, "merge_runs", defines)(grid, 256, *here, *there, done, count, length)
             here, there = there, here
             length *= 2
 
