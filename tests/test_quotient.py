@@ -6,7 +6,7 @@ import torch
 from sortattn.cuda.compile import cubin
 from sortattn.kernels import resolve
 from sortattn.normalise import normalise
-from sortattn.ops.sorted.quotient import _LOOK_SOURCE, _SOURCE, quotient, quotient_backward, quotient_directly, unfit
+from sortattn.ops.sorted.quotient import _SOURCE, quotient, quotient_backward, quotient_directly, unfit
 from sortattn.validation import make_problem
 
 
@@ -85,13 +85,5 @@ def test_the_kernels_compile(real, architecture, monkeypatch, tmp_path):
     pytest.importorskip("cuda.core")
     monkeypatch.setenv("SORTATTN_CACHE", str(tmp_path))
     code = cubin(_SOURCE, (("REAL", real),), architecture)
-    for entry in (b"divide", b"divide_backward"):
+    for entry in (b"look", b"divide", b"divide_backward"):
         assert entry in code
-
-
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_120"])
-@pytest.mark.parametrize("number", ["float", "double", "unsigned short"])
-def test_the_look_at_the_inputs_compiles(number, architecture, monkeypatch, tmp_path):
-    pytest.importorskip("cuda.core")
-    monkeypatch.setenv("SORTATTN_CACHE", str(tmp_path))
-    assert b"look" in cubin(_LOOK_SOURCE, (("NUMBER", number), ("EXPONENT", 0x7C00)), architecture)

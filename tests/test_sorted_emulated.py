@@ -10,10 +10,8 @@ import pytest
 import torch
 
 import sortattn
-from sortattn.ops.sorted import api, coarse, cuda, quotient
-from sortattn.ops.sorted.quotient import _LOOK_SOURCE as LOOK
+from sortattn.ops.sorted import api, cuda, quotient
 from sortattn.ops.sorted.quotient import _SOURCE as QUOTIENT
-from sortattn.validation import make_problem
 
 from .cases import BOX, CASES
 from .emulation.emulator import AVAILABLE, EmulatedKernel
@@ -112,38 +110,6 @@ def test_without_atomics_and_in_float64(name, emulated):
         assert (got - wanted).norm() <= 1e-12 * wanted.norm().clamp(min=1e-3)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-@pytest.mark.parametrize("kind", ["normal", "shifted", "zeros", "masked"])
-@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump", "matern32"])
-def test_points_of_16_bits_are_summed_by_their_distinct_values(name, kind, dtype, emulated, monkeypatch):
-    # more of them than there is room for at a time
-    monkeypatch.setattr(coarse, "_ROOM", 100)
-    query, key, value = points(kind, *((2, 130, 300, 3, 70) if kind == "masked" else (1, 300, 600, 9, 40)))
-    if kind == "zeros":
-        query[0, ::3], key[0, ::5], query[0, 1, 0] = 0.0, -0.0, -0.0
-    mask = torch.arange(key.shape[1]).expand(2, -1) % 3 != 1 if kind == "masked" else None
-    parts = [part.to(dtype) for part in (query, key, value)]
-    problem = make_problem(*parts, KERNELS[name], bandwidth=1.3, key_mask=mask, native=True)
-    assert coarse.serves(problem, KERNELS[name])
-    got = coarse.attention(problem, KERNELS[name])
-    expected = sortattn.kernel_attention(
-        *(part.double() for part in parts), KERNELS[name], bandwidth=1.3, key_mask=mask, backend="reference"
-    )
-    assert got.dtype == dtype
-    # half a unit in the last place of every number, and little more
-    unit = torch.finfo(dtype).eps
-    assert ((got - expected).abs() <= 0.502 * unit * expected.abs() + 2e-6 * expected.abs().max()).all()
-    assert not torch.equal(got[:, 0], got[:, 1])
-
-
-def test_a_head_of_16_bits_that_holds_no_number_is_nan_and_no_other(emulated):
-    query, key, value = (part.bfloat16() for part in points("normal", 3, 40, 50, 2, 32))
-    query[0, 3, 1], value[2, 7, 7] = math.inf, math.nan
-    rows = coarse.attention(make_problem(query, key, value, KERNELS["add_bump"], native=True), KERNELS["add_bump"])
-    assert rows[[0, 2]].isnan().all()
-    assert rows[1].isfinite().all()
-
-
 @pytest.mark.parametrize("count", [1, 700, 1500, 17_000], ids=["one", "a_run", "two_keys_a_thread", "merged_runs"])
 @pytest.mark.parametrize("kind", ["normal", "ties", "equal", "bfloat16", "far", "no_numbers"])
 def test_lines_are_sorted_and_ties_keep_their_order(kind, count, emulated):
@@ -196,7 +162,7 @@ def test_quotients_match_what_the_operators_do_on_a_cpu(floor):
     query[1, 7, 2], key[2, 3, 1] = math.nan, math.inf
     unfit = torch.zeros(problems, group, dtype=torch.int32)
     defines = (("REAL", "double"),)
-    EmulatedKernel(LOOK, "look", (("NUMBER", "double"), ("EXPONENT", 0)))(
+    EmulatedKernel(QUOTIENT, "look", defines)(
         (problems * (group + 2) * 3,), 256, query, key, value, unfit, rows * 4, 7 * 4, 7 * 4, group, 3
     )
     assert torch.equal(unfit != 0, quotient.unfit(query, key, value, group) != 0)

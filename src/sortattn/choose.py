@@ -96,9 +96,8 @@ def backend(name: str, problem: Problem, kernel: Kernel, normalised: bool) -> Mo
 
 
 def takes_16_bits(name: str, query: object) -> bool:
-    """Whether the backend of that name works on 16-bit tensors as they are: the grid and sorting do on a GPU."""
-    plain = name.partition(":")[0] if isinstance(name, str) else None
-    return plain in ("grid", "sorted") and isinstance(query, Tensor) and gpu.here(query)
+    """Whether the backend of that name works on 16-bit tensors as they are: the grid does on a GPU."""
+    return isinstance(name, str) and name.partition(":")[0] == "grid" and isinstance(query, Tensor) and gpu.here(query)
 
 
 def named(name: str) -> ModuleType | Grid:

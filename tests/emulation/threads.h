@@ -153,11 +153,6 @@ template <typename T, typename U> T atomicExch(T *place, U x) {
     *place = x;
     return before;
 }
-template <typename T, typename U> T atomicOr(T *place, U x) {
-    T before = *place;
-    *place |= x;
-    return before;
-}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(unsigned x) { return __builtin_ffs(int(x)); }
 template <typename To, typename From> To reinterpret(From x) {
@@ -168,8 +163,6 @@ template <typename To, typename From> To reinterpret(From x) {
 inline float __int_as_float(int x) { return reinterpret<float>(x); }
 inline float __uint_as_float(unsigned x) { return reinterpret<float>(x); }
 inline unsigned __float_as_uint(float x) { return reinterpret<unsigned>(x); }
-inline float half_to_float(unsigned short x) { return float(reinterpret<_Float16>(x)); }
-inline unsigned short float_to_half(float x) { return reinterpret<unsigned short>(_Float16(x)); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 template <typename T> T min(T a, T b) { return b < a ? b : a; }

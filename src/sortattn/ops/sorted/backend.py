@@ -28,12 +28,6 @@ def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
 
 def attention(problem: Problem, kernel: SidedKernel) -> Tensor:
     """Normalised kernel sums, `(P, M, C)`."""
-    if problem.query.is_cuda:
-        from . import coarse
-
-        if coarse.serves(problem, kernel):
-            return coarse.attention(problem, kernel)
-    problem = problem.widened()
     sums, total = _sums(problem, kernel)
     if not sums.is_cuda:
         return normalise(problem, sums, total, kernel.floor)
@@ -44,7 +38,7 @@ def attention(problem: Problem, kernel: SidedKernel) -> Tensor:
 
 def kernel_sum(problem: Problem, kernel: SidedKernel) -> Tensor:
     """Kernel sums, `(P, M, C)`."""
-    return _sums(problem.widened(), kernel)[0]
+    return _sums(problem, kernel)[0]
 
 
 def _sums(problem: Problem, kernel: SidedKernel) -> tuple[Tensor, Tensor]:

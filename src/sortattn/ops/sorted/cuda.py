@@ -17,9 +17,7 @@ from .lines import Bandwidth
 _WALK, _SORT, _ARRANGE = (Path(__file__).with_name(f"{name}.cu") for name in ("walk", "sort", "arrange"))
 # weights may be None, for ones, and a bandwidth for all heads a number
 WANTS_TENSORS = False
-# 16-bit types, as in narrow.cu
-NARROW = {torch.bfloat16: 1, torch.float16: 2}
-_REALS = {torch.float32: "float", torch.float64: "double"} | dict.fromkeys(NARROW, "float")
+_REALS = {torch.float32: "float", torch.float64: "double"}
 # keys of a thread of a block that sorts, at most: sixteen thousand in its shared memory
 _ITEMS = 16
 # places that a block merges, as in sort.cu
@@ -267,17 +265,25 @@ def _bits(flags) -> int:
     return sum(1 << i for i, flag in enumerate(flags) if flag)
 
 
-class _Sources:
-    """Rows `(P, N, C)` that are summed along sorted lines, some heads at a time."""
+class _Walk:
+    """A sum of rows `(P, N, C)` for targets, taken some heads at a time."""
 
-    def __init__(self, tracks: _Tracks, lines: Lines, rows: Tensor, extra: Tensor | None, bandwidth: Bandwidth):
-        self.tracks, self.lines = tracks, lines
+    def __init__(
+        self,
+        tracks: _Tracks,
+        sources: Lines,
+        targets: Lines,
+        rows: Tensor,
+        extra: Tensor | None,
+        bandwidth: Bandwidth,
+    ):
+        self.tracks, self.sources, self.targets = tracks, sources, targets
         self.width = _width(rows.shape[2], rows.dtype)
         self.rows, self.extra = self.padded(rows), extra
         fixed = isinstance(bandwidth, float)
         self.bandwidth, self.tau = (None, bandwidth) if fixed else (bandwidth.contiguous(), 0.0)
         self.problems, self.count, self.stride = self.rows.shape
-        self.dims = lines.order.shape[1]
+        self.dims, self.number = targets.order.shape[1:]
         self.parts = self.stride // self.width
 
     def padded(self, rows: Tensor) -> Tensor:
@@ -285,35 +291,16 @@ class _Sources:
         missing = -rows.shape[2] % self.width
         return torch.nn.functional.pad(rows, (0, missing)) if missing else rows.contiguous()
 
-    def everywhere(self, constant: float) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """What a kernel's constant gives to every target: rows `(P, C)` and scalars `(P,)`, or nothing."""
-        if not constant:
-            return None, None
-        working = torch.float32 if self.rows.dtype in NARROW else self.rows.dtype
-        constant *= self.dims
-        rows = constant * self.rows.sum(1, dtype=working)
-        if self.extra is None:
-            return rows, rows.new_full((self.problems,), constant * self.count)
-        return rows, constant * self.extra.sum(1)
-
     def size(self, tracks: int) -> int:
         """Numbers that the moments of a head take, of so many tracks."""
         blocks = math.ceil(self.count / _BLOCK)
         places = blocks + 1 + self.tracks.compact * math.ceil(blocks / _GROUP)
         return self.tracks.sums * (self.width + 1) * places * self.dims * self.parts * tracks
 
-    def some(self, some: slice) -> tuple:
-        """Of some heads: lines, rows, extra scalars and bandwidths."""
-        parts = (*self.lines, self.rows, self.extra, self.bandwidth)
-        *lines, rows, extra, tau = (None if part is None else part[some] for part in parts)
-        return lines, rows, extra, tau
-
-    def moments(self, some: slice, tracks: _Tracks, defines: Defines) -> Tensor:
-        """Those of blocks of sources, and of all before them, see walk.cu."""
-        lines, rows, extra, tau = self.some(some)
-        heads, blocks = some.stop - some.start, math.ceil(self.count / _BLOCK)
-        table, everything = _table(tracks.tables, rows.device), heads * tracks.number * self.dims
-        shape = (tracks.number, self.count, self.dims)
+    def moments(self, tracks: _Tracks, defines: Defines, heads: int, lines, rows, extra, tau) -> Tensor:
+        """Those of blocks of sources of some heads, and of all before them, see walk.cu."""
+        blocks, table = math.ceil(self.count / _BLOCK), _table(tracks.tables, rows.device)
+        everything, shape = heads * tracks.number * self.dims, (tracks.number, self.count, self.dims)
         moments = torch.empty(heads * self.size(tracks.number), dtype=torch.float64, device=rows.device)
         Kernel(_WALK, "summarise", defines)(
             (math.ceil(everything * blocks / _WARPS), self.parts), 32 * _WARPS, *lines, rows, extra, table, tau,
@@ -326,59 +313,16 @@ class _Sources:
         )  # fmt: skip
         return moments
 
-
-class DistinctWalk(_Sources):
-    """A sum of rows of 16 bits for the distinct values of the targets, see coarse.py."""
-
-    def __init__(self, terms: Terms, lines: Lines, rows: Tensor, extra: Tensor | None, bandwidth: Bandwidth):
-        super().__init__(_tracks(terms, mirrored=False), lines, rows, extra, bandwidth)
-        self.defines = _defines(
-            self.tracks, rows.dtype, self.width, added=True, multiplied=False, ordered=False, distinct=True
-        )
-
-    def groups(self, size: int) -> list[slice]:
-        """Heads at a time, with `size` bytes of work space each beside the moments."""
-        return _groups(self.problems, size + 8 * self.size(self.tracks.number), self.rows)
-
-    def run(
-        self, some: slice, places: Tensor, distinct: Tensor, table: Tensor, extras: Tensor, moments: Tensor, first: int
-    ) -> None:
-        """Store the sums of some heads for the distinct places from `first` on, as many as the table has room for."""
-        tracks, (lines, rows, extra, tau) = self.tracks, self.some(some)
-        heads, flags = some.stop - some.start, (tracks.mirrored, tracks.closed, tracks.negated)
-        warps = _device(rows.device)[0] * _RESIDENT
-        runs = math.ceil(warps / (heads * self.dims * self.parts))
-        Kernel(_WALK, "walk", self.defines)(
-            (heads * tracks.number * self.dims * runs, self.parts), 32, *lines, places, None, rows, extra,
-            _table(tracks.tables, rows.device), tau, self.tau, moments, table, extras, None, None, None, heads,
-            tracks.number, self.count, table.shape[2], self.dims, self.stride, *flags, runs, 0, self.dims, 0, distinct,
-            places.shape[2], first,
-        )  # fmt: skip
-
-
-class _Walk(_Sources):
-    """A sum of rows `(P, N, C)` for targets, taken some heads at a time."""
-
-    def __init__(
-        self,
-        tracks: _Tracks,
-        sources: Lines,
-        targets: Lines,
-        rows: Tensor,
-        extra: Tensor | None,
-        bandwidth: Bandwidth,
-    ):
-        super().__init__(tracks, sources, rows, extra, bandwidth)
-        self.targets = targets
-        self.number = targets.order.shape[2]
-
     def nothing(self, constant: float) -> tuple[Tensor, Tensor]:
         """What the sums are added to: zeros, or the kernel's constant for every source and dimension."""
         shape = (self.problems, self.number, self.stride)
-        rows, total = self.everywhere(constant)
-        if rows is None:
+        if not constant:
             return self.rows.new_zeros(shape), self.rows.new_zeros(shape[:2])
-        return rows[:, None].repeat(1, self.number, 1), total[:, None].repeat(1, self.number)
+        constant *= self.dims
+        rows = (constant * self.rows.sum(1, keepdim=True)).repeat(1, self.number, 1)
+        if self.extra is None:
+            return rows, self.rows.new_full(shape[:2], constant * self.count)
+        return rows, (constant * self.extra.sum(1, keepdim=True)).repeat(1, self.number)
 
     def no_products(self) -> Tensor:
         """Zeros to add inner products to."""
@@ -425,15 +369,17 @@ class _Walk(_Sources):
         tracks = self.tracks if i is None else self.tracks.only(i)
         number, flags = tracks.number, (tracks.mirrored, tracks.closed, tracks.negated)
         heads, runs = some.stop - some.start, math.ceil(self.number / length)
-        sources, rows, extra, tau = self.some(some)
-        targets = [part[some] for part in self.targets]
-        outputs = [None if part is None else part[some] for part in outputs]
-        table, moments = _table(tracks.tables, rows.device), None if whole else self.moments(some, tracks, defines)
+        sources, targets = ([part[some] for part in lines] for lines in (self.sources, self.targets))
+        rows, extra, tau, *outputs = (
+            None if part is None else part[some] for part in (self.rows, self.extra, self.bandwidth, *outputs)
+        )
+        table = _table(tracks.tables, rows.device)
+        moments = None if whole else self.moments(tracks, defines, heads, sources, rows, extra, tau)
         for first, part in itertools.product(range(0, self.dims, some_dims), range(0, self.parts, some_parts)):
             Kernel(_WALK, "walk", defines)(
                 (heads * number * some_dims * runs, some_parts), 32, *sources, *targets, rows, extra, table, tau,
                 self.tau, moments, *outputs, heads, number, self.count, self.number, self.dims, self.stride, *flags,
-                length, first, some_dims, part, None, 0, 0,
+                length, first, some_dims, part,
             )  # fmt: skip
 
     def _runs(self, tracks: int, dims: int) -> int:
@@ -454,20 +400,16 @@ class _Walk(_Sources):
 
 @functools.lru_cache(maxsize=256)
 def _defines(
-    tracks: _Tracks,
-    dtype: torch.dtype,
-    width: int,
-    *,
-    added: bool,
-    multiplied: bool,
-    ordered: bool,
-    distinct: bool = False,
+    tracks: _Tracks, dtype: torch.dtype, width: int, *, added: bool, multiplied: bool, ordered: bool
 ) -> Defines:
-    size = 8 if dtype == torch.float64 else 4
     # shared memory: lists of sources and targets, the side, and the rows of targets
     places = (32 * (1 + tracks.halves) if tracks.nodes == 1 else 64 * tracks.nodes) + _CHUNK
-    each = places * (8 if size * tracks.sums == 4 else 16 * math.ceil((size * tracks.sums + 4) / 16))
-    each += 33 * 16 * (1 + tracks.sums) + tracks.nodes * (tracks.sums + 3) * 8 + 32 * width * size * multiplied
+    each = places * (
+        8 if dtype.itemsize * tracks.sums == 4 else 16 * math.ceil((dtype.itemsize * tracks.sums + 4) / 16)
+    )
+    each += (
+        33 * 16 * (1 + tracks.sums) + tracks.nodes * (tracks.sums + 3) * 8 + 32 * width * dtype.itemsize * multiplied
+    )
     if each > 48 << 10:
         raise RuntimeError(f"the sorted backend has no room for {tracks.nodes} nodes on a GPU; use backend='tiled'")
     return (
@@ -483,8 +425,6 @@ def _defines(
         ("PRODUCTS", int(multiplied and not added)),
         ("SLOPES", int(multiplied and added)),
         ("ORDERED", int(ordered)),
-        ("DISTINCT", int(distinct)),
-        ("HALF_PRECISION", NARROW.get(dtype, 0)),
         ("CHUNK", _CHUNK),
         # fewer, where they need more registers
         ("RESIDENT", _RESIDENT - 4 * (tracks.nodes > 2) - 4 * (added and multiplied)),

@@ -1,4 +1,4 @@
-// From sums to attention: divide.
+// From sums to attention: look for what is no number, and divide.
 //
 // Macros: REAL.
 
@@ -8,7 +8,38 @@ typedef long long index_t;
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
 
-#include "reciprocal.cu"
+// What a row of sums is multiplied with: the reciprocal of the total, clamped to a positive floor; without a floor a
+// total below all normal numbers, whose reciprocal is infinite, counts as none.
+__device__ inline real reciprocal(real total, real floor) {
+    if (floor > real(0)) return real(1) / (total < floor ? floor : total);
+    real tiny = sizeof(real) == 4 ? real(1.17549435e-38) : real(2.2250738585072014e-308);
+    return (total < real(0) ? -total : total) < tiny ? real(0) : real(1) / total;
+}
+
+__device__ inline real not_a_number() { return real(__int_as_float(0x7fffffff)); }
+
+// Count what is no finite number: `unfit (heads, group)` of the queries of every head in a group, and of what they
+// share. A block has one of `slices` parts of the queries of one of them, of the keys or of the values.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    look(const real *query, const real *key, const real *value, int *unfit, index_t queries, index_t keys,
+         index_t values, index_t group, index_t slices) {
+    index_t part = blockIdx.x / slices, slice = blockIdx.x % slices, p = part / (group + 2), kind = part % (group + 2);
+    const real *numbers = kind < group    ? query + (p * group + kind) * queries
+                          : kind == group ? key + p * keys
+                                          : value + p * values;
+    index_t count = kind < group ? queries : kind == group ? keys : values;
+    index_t share = (count + slices - 1) / slices, end = min((slice + 1) * share, count);
+    bool found = false;
+#pragma unroll 8
+    for (index_t i = slice * share + threadIdx.x; i < end; i += THREADS) {
+        real x = numbers[i];
+        found = found || !(x - x == real(0));
+    }
+    if (!__syncthreads_or(found) || threadIdx.x) return;
+    for (index_t g = 0; g < group; g++) {
+        if (kind >= group || g == kind) atomicAdd(unfit + p * group + g, 1);
+    }
+}
 
 // `rows = sums / total`, one row of `channels` a warp; NaN in heads that are unfit.
 extern "C" __global__ void __launch_bounds__(THREADS)

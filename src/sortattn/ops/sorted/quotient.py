@@ -11,10 +11,8 @@ from ...normalise import reciprocal, through_quotient
 from ..batching import fold, unfold
 from ..direct import direct
 
-_SOURCE, _LOOK_SOURCE = (Path(__file__).with_name(f"{name}.cu") for name in ("quotient", "look"))
+_SOURCE = Path(__file__).with_name("quotient.cu")
 _REALS = {torch.float32: "float", torch.float64: "double"}
-# the bits of the exponent, see look.cu
-_EXPONENTS = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00}
 # numbers that a block looks at, at least; as in quotient.cu
 _LOOK, _THREADS, _WARPS = 1 << 15, 256, 8
 
@@ -32,10 +30,7 @@ def _unfit(query: Tensor, key: Tensor, value: Tensor, group: int) -> Tensor:
     sizes[0] //= group
     slices = max(1, math.ceil(max(sizes) / _LOOK))
     with torch.cuda.device(query.device):
-        number = _REALS.get(query.dtype, "unsigned short")
-        Kernel(_LOOK_SOURCE, "look", (("NUMBER", number), ("EXPONENT", _EXPONENTS.get(query.dtype, 0))))(
-            (problems * (group + 2) * slices,), _THREADS, *parts, found, *sizes, group, slices
-        )
+        _kernel("look", query)((problems * (group + 2) * slices,), _THREADS, *parts, found, *sizes, group, slices)
     return found
 
 

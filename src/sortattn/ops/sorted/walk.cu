@@ -19,15 +19,11 @@
 //
 // A folded line has two tracks, one from zero upwards and one from zero downwards, see `kernels.Terms`.
 //
-// Points of 16 bits have few distinct values: with DISTINCT those are the targets, and their sums are stored line by
-// line for `collect` (coarse.cu).
-//
 // Macros: REAL and VEC (channels of a lane), NODES and POWERS (coefficients of a polynomial), HALVES (ties count half),
 // RATE (whether there is an exponential), BOTH (sources above count too), COMPACT, FOLDED (0, or 1 and -1 as in
 // `Terms`), PRODUCTS (inner products instead of scattered sums), SLOPES (scattered sums, and inner products with their
-// derivatives), ORDERED (no atomics: one dimension of a head and one track at a time), DISTINCT, HALF_PRECISION (what
-// rows of sources hold: 0 REAL, 1 bfloat16, 2 float16), CHUNK (rows that a lane has on their way at a time), RESIDENT
-// (warps of a multiprocessor that walk).
+// derivatives), ORDERED (no atomics: one dimension of a head and one track at a time), CHUNK (rows that a lane has on
+// their way at a time), RESIDENT (warps of a multiprocessor that walk).
 
 typedef REAL real;
 typedef long long index_t;
@@ -96,17 +92,6 @@ struct alignas(VEC * sizeof(real)) Row {
     real at[VEC];
 };
 
-#if HALF_PRECISION
-#include "narrow.cu"
-typedef unsigned short stored;
-#else
-typedef real stored;
-__device__ inline real widen(real x) { return x; }
-#endif
-struct alignas(VEC * sizeof(stored)) StoredRow {
-    stored at[VEC];
-};
-
 // How many of the first of `count` items hold, where those that do come first; all lanes search together.
 template <typename F> __device__ int count_first(int count, int lane, F holds) {
     int low = 0, high = count;
@@ -122,23 +107,15 @@ template <typename F> __device__ int count_first(int count, int lane, F holds) {
 // The sorted points of a track.
 struct Line {
     const real *places;
-    // null where points are in order
     const int *order;
-    int first, count, step;
+    int count, step;
 
-    __device__ Line(const real *places, const int *order, index_t start, index_t count, bool mirrored)
-        : places(places + start), order(DISTINCT && !order ? order : order + start), first(0), count(int(count)),
-          step(mirrored ? -1 : 1) {
+    __device__ Line(const real *places, const int *order, index_t line, index_t count, bool mirrored)
+        : places(places + line * count), order(order + line * count), count(int(count)), step(mirrored ? -1 : 1) {
         if (mirrored) skip(1 - this->count, this->count);
     }
-    __device__ void skip(int some, int left) {
-        places += some * step, count = left;
-        if (DISTINCT && !order)
-            first += some * step;
-        else
-            order += some * step;
-    }
-    __device__ int index(int i) const { return DISTINCT && !order ? first + i * step : order[i * step]; }
+    __device__ void skip(int some, int left) { places += some * step, order += some * step, count = left; }
+    __device__ int index(int i) const { return order[i * step]; }
     __device__ real place(int i) const { return step < 0 ? -places[i * step] : places[i * step]; }
     // of a folded line, what lies above zero, or there too
     __device__ void keep_half(bool zero, int lane) {
@@ -322,14 +299,10 @@ struct Rows {
     const char *start;
     unsigned stride;
 
-    __device__ Rows(const stored *rows, index_t stride, int lane)
-        : start(reinterpret_cast<const char *>(rows + lane * VEC)), stride(unsigned(stride * sizeof(stored))) {}
+    __device__ Rows(const real *rows, index_t stride, int lane)
+        : start(reinterpret_cast<const char *>(rows + lane * VEC)), stride(unsigned(stride * sizeof(real))) {}
     __device__ Row load(int index) const {
-        StoredRow row = *reinterpret_cast<const StoredRow *>(start + index_t(unsigned(index)) * stride);
-        Row wide;
-#pragma unroll
-        for (int c = 0; c < VEC; c++) wide.at[c] = widen(row.at[c]);
-        return wide;
+        return *reinterpret_cast<const Row *>(start + index_t(unsigned(index)) * stride);
     }
 };
 
@@ -363,7 +336,7 @@ __device__ inline index_t moment_places(index_t blocks) {
 // Moments of every block of sources around the first source behind it, and with BOTH around its own first source too:
 // (channel blocks, tracks, moment_places, SIZE).
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-    summarise(const real *places, const int *order, const stored *rows, const real *weights, const double *table,
+    summarise(const real *places, const int *order, const real *rows, const real *weights, const double *table,
               const double *taus, double tau, double *moments, index_t tracks, index_t sides, index_t count,
               index_t dims, index_t stride, index_t mirrored) {
     __shared__ Source lists[WARPS][32];
@@ -373,7 +346,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     if (job >= tracks * blocks) return;
     Source *list = lists[threadIdx.x / 32];
     index_t block = job % blocks, track = job / blocks, p = track / dims / sides, side = track / dims % sides;
-    Line line(places, order, (p * dims + track % dims) * count, count, mirrored >> side & 1);
+    Line line(places, order, p * dims + track % dims, count, mirrored >> side & 1);
     if (FOLDED) line.keep_half(false, lane);
     Rows source_rows(rows + p * count * stride + blockIdx.y * WIDTH, stride, lane);
     real rate = real(table[TABLE - 1] / (taus ? taus[p] : tau));
@@ -430,7 +403,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     int lane = threadIdx.x % 32;
     if (track >= tracks) return;
     index_t p = track / dims / sides, side = track / dims % sides;
-    Line line(places, order, (p * dims + track % dims) * count, count, mirrored >> side & 1);
+    Line line(places, order, p * dims + track % dims, count, mirrored >> side & 1);
     if (FOLDED) line.keep_half(false, lane);
     double rate = table[TABLE - 1] / (taus ? taus[p] : tau);
     double *start = moments + (blockIdx.y * tracks + track) * moment_places(blocks) * SIZE;
@@ -496,12 +469,7 @@ struct alignas(16) Target {
 
 __device__ inline void add_to(char *where, const real (&sum)[VEC]) {
     real *place = reinterpret_cast<real *>(where);
-#if DISTINCT
-    Row row;
-#pragma unroll
-    for (int c = 0; c < VEC; c++) row.at[c] = sum[c];
-    *reinterpret_cast<Row *>(place) = row;
-#elif ORDERED
+#if ORDERED
 #pragma unroll
     for (int c = 0; c < VEC; c++) place[c] += sum[c];
 #else
@@ -524,9 +492,7 @@ __device__ inline void add_to(char *where, const real (&sum)[VEC]) {
 }
 
 __device__ inline void add_to(real *place, real sum) {
-#if DISTINCT
-    *place = sum;
-#elif ORDERED
+#if ORDERED
     *place += sum;
 #else
     atomicAdd(place, sum);
@@ -556,17 +522,12 @@ __device__ inline void wait_for_copies() {
 // Weights and bandwidths may be null, for ones and for `tau`. Bits of `mirrored`, `closed` (ties count) and `negated`
 // are for the sides; a block has one block of channels, from `first_part` on. `sums` are those of `accumulate`, or null
 // if every run is a whole track.
-//
-// With DISTINCT the targets of a line are `number` of its `distinct (heads, dims)` ones, from `first_target` on, whose
-// places have room for `capacity`; they are cut into `length` runs, and `out (heads, dims, number, stride)` and
-// `out_extra` are theirs.
 extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     walk(const real *source_places, const int *source_order, const real *target_places, const int *target_order,
-         const stored *rows, const real *weights, const double *table, const double *taus, double tau,
-         const double *sums, real *out, real *out_extra, const real *others, const real *other_extra, real *products,
-         index_t heads, index_t sides, index_t count, index_t number, index_t dims, index_t stride, index_t mirrored,
-         index_t closed, index_t negated, index_t length, index_t first_dim, index_t some_dims, index_t first_part,
-         const int *distinct, index_t capacity, index_t first_target) {
+         const real *rows, const real *weights, const double *table, const double *taus, double tau, const double *sums,
+         real *out, real *out_extra, const real *others, const real *other_extra, real *products, index_t heads,
+         index_t sides, index_t count, index_t number, index_t dims, index_t stride, index_t mirrored, index_t closed,
+         index_t negated, index_t length, index_t first_dim, index_t some_dims, index_t first_part) {
     // behind the last source of a list stand some with a weight of zero
     __shared__ Source sources[LIST + CHUNK];
     __shared__ Target targets[33];
@@ -577,15 +538,13 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     __shared__ int places[KEPT];
     int lane = threadIdx.x;
     index_t channels = first_part + blockIdx.y;
-    index_t runs = DISTINCT ? length : (number + length - 1) / length;
+    index_t runs = (number + length - 1) / length;
     int run = int(blockIdx.x % runs);
     index_t d = first_dim + blockIdx.x / runs % some_dims, rest = blockIdx.x / runs / some_dims;
     index_t side_number = rest % sides, p = rest / sides;
     Rows source_rows(rows + p * count * stride + channels * WIDTH, stride, lane);
-    index_t line = p * dims + d, first_out = (DISTINCT ? line : p) * number;
-    char *outputs = reinterpret_cast<char *>(out + first_out * stride + channels * WIDTH + lane * VEC);
-    unsigned out_stride = unsigned(stride * sizeof(real));
-    out_extra += first_out;
+    char *outputs = reinterpret_cast<char *>(out + p * number * stride + channels * WIDTH + lane * VEC);
+    out_extra += p * number;
     Scalars target_scalars(other_extra, p * number);
     others += p * number * stride + channels * WIDTH;
     Scalars scalars(weights, p * count);
@@ -593,17 +552,13 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     Side side;
     side.read(table + side_number * TABLE, taus ? taus[p] : tau, closed >> side_number & 1);
     if (lane == 0) nodes = side;
-    Line source_line(source_places, source_order, line * count, count, mirrored >> side_number & 1);
-    index_t first_place = DISTINCT ? line * capacity + first_target : line * number;
-    index_t targets_here = DISTINCT ? max(min(distinct[line] - first_target, number), index_t(0)) : number;
-    Line target_line(target_places, target_order, first_place, targets_here, mirrored >> side_number & 1);
+    Line source_line(source_places, source_order, p * dims + d, count, mirrored >> side_number & 1);
+    Line target_line(target_places, target_order, p * dims + d, number, mirrored >> side_number & 1);
     if (FOLDED) {
         source_line.keep_half(false, lane);
-        // a target at zero is on both sides of an odd kernel or derivative, and an even one vanishes there; one whose
-        // sum is stored and not added is on one side
-        target_line.keep_half(DISTINCT ? side_number == 0 : FOLDED < 0 || SLOPES, lane);
+        // a target at zero is on both sides of an odd kernel or derivative, and an even one vanishes there
+        target_line.keep_half(FOLDED < 0 || SLOPES, lane);
     }
-    if (DISTINCT) length = (target_line.count + runs - 1) / runs;
     real support = side.node[NODES - 1] - side.node[0];
     // a batch reaches no further than this: an exponential neither overflows nor loses digits, and little cancels
     real span = BOTH ? real(REACH) / side.rate : RATE ? real(4) / side.rate : COMPACT ? support / 4 : infinity();
@@ -880,7 +835,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 int l = i + lane / PIECES, index = __shfl_sync(ALL, target, l), to = __shfl_sync(ALL, place, l);
                 if (listed >> l & 1) {
                     copy_later(reinterpret_cast<char *>(slots + to * 32) + lane % PIECES * 16,
-                               reinterpret_cast<const char *>(others) + index_t(unsigned(index)) * out_stride +
+                               reinterpret_cast<const char *>(others) + index_t(unsigned(index)) * source_rows.stride +
                                    lane % PIECES * 16);
                 }
             }
@@ -987,7 +942,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
 #endif
                 }
             }
-            if (ADDED) add_to(outputs + index_t(unsigned(to.index)) * out_stride, sum);
+            if (ADDED) add_to(outputs + index_t(unsigned(to.index)) * source_rows.stride, sum);
             if (MULTIPLIED) {
                 Row &slot = slots[next * 32 + lane];
                 real product = real(0);
@@ -1015,9 +970,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             int last = first + __shfl_sync(ALL, window, which);
             real spot = __shfl_sync(ALL, s, which), result = real(0);
             Row other = {}, row;
-            if (MULTIPLIED) {
-                other = *reinterpret_cast<const Row *>(others + index_t(unsigned(index)) * stride + lane * VEC);
-            }
+            if (MULTIPLIED) other = Rows(others, stride, lane).load(index);
             real sum[VEC] = {}, sum_extra = real(0), sum_slope = real(0);
 #pragma unroll 4
             for (int n = first; n < last; n++) {
@@ -1033,7 +986,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 sum_extra += weight * scalar;
                 sum_slope += derivative * scalar;
             }
-            if (ADDED) add_to(outputs + index_t(unsigned(index)) * out_stride, sum);
+            if (ADDED) add_to(outputs + index_t(unsigned(index)) * source_rows.stride, sum);
             if (MULTIPLIED) result = sum_lanes(result);
             if (lane == which) extra = sum_extra, extra_slope = sum_slope, product = result;
             few &= few - 1;
