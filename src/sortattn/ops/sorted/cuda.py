@@ -38,7 +38,8 @@ _FEW = 512
 # warps of a multiprocessor that walk at a time
 _RESIDENT = 24
 # of the second-level cache, what the rows may take that are read and written at random: as it holds some of them twice,
-# less is faster (a walk of 16,384 targets takes 4.46 ms instead of 4.85 with twice the share)
+# less is faster (a walk of 16,384 targets takes 4.46 ms instead of 4.85 with twice the share); a compact kernel has
+# twice as much, as its runs take longer to begin
 _SHARE = 0.3
 # bytes of work space that is always to be had; otherwise it is no larger than the rows
 _WORKSPACE = 256 << 20
@@ -393,7 +394,8 @@ class _Walk:
         head = (self.count + self.number) * self.width * self.rows.element_size()
         heads = min(warps / together, self.problems)
         if heads * head > cache:
-            runs = max(runs, warps * head / (_SHARE * cache * together))
+            share = 2 * _SHARE if self.tracks.compact else _SHARE
+            runs = max(runs, warps * head / (share * cache * together))
         # of a short line, one that is not quite enough is better than the moments that a second one needs
         return max(1, round(runs) if self.count <= _FEW else math.ceil(runs))
 
@@ -426,9 +428,15 @@ def _defines(
         ("SLOPES", int(multiplied and added)),
         ("ORDERED", int(ordered)),
         ("CHUNK", _CHUNK),
-        # fewer, where they need more registers
-        ("RESIDENT", _RESIDENT - 4 * (tracks.nodes > 2) - 4 * (added and multiplied)),
+        ("RESIDENT", _resident(tracks, added, multiplied)),
     )
+
+
+def _resident(tracks: _Tracks, added: bool, multiplied: bool) -> int:
+    """Warps of a multiprocessor: fewer, where they need more registers."""
+    if tracks.both and multiplied:
+        return 16
+    return _RESIDENT - 4 * (tracks.nodes > 2) - 4 * (added and multiplied)
 
 
 @functools.lru_cache
