@@ -136,8 +136,9 @@ def sort_lines(points: Tensor) -> Lines:
     problems, count, dims = points.shape
     order = torch.empty(problems, dims, count, dtype=torch.int32, device=points.device)
     places = torch.empty(order.shape, dtype=points.dtype, device=points.device)
-    # a long line needs room for stretches beside the runs
-    for some in _groups(problems, 16 * count * dims, points):
+    # a short line is sorted in shared memory, a long one needs room for its stretches
+    short = points.dtype == torch.float32 and count <= 1024 * _ITEMS
+    for some in _groups(problems, 0 if short else 16 * count * dims, points):
         if points.dtype == torch.float32 and points.numel():
             _launch_sort(points[some], order[some], places[some])
             continue

@@ -499,20 +499,82 @@ __device__ inline void add_to(real *place, real sum) {
 #endif
 }
 
-// Sixteen bytes on their way to shared memory.
-__device__ inline void copy_later(void *to, const void *from) {
-#ifdef __CUDA_ARCH__
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(from)
-                 : "memory");
+// Rows on their way to shared memory, for all lanes of a warp together.
+struct Copies {
+    static constexpr int BYTES = sizeof(Row) * 32;
+#if __CUDA_ARCH__ >= 900
+    // one instruction a row, which arrives at a barrier
+    unsigned barrier, turn;
+
+    __device__ Copies(unsigned long long *place, int lane)
+        : barrier(unsigned(__cvta_generic_to_shared(place))), turn(0) {
+        if (MULTIPLIED && lane == 0) {
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        }
+        __syncwarp();
+    }
+    // The rows of lanes that are in `some`, each with a row of its own to bring `to` its place.
+    __device__ void start(unsigned some, int lane, Row *to, const char *from) {
+        if (!some) return;
+        // what has been read and written there before
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        if (lane == 0) {
+            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+                         "r"(__popc(some) * BYTES)
+                         : "memory");
+        }
+        __syncwarp();
+        if (some >> lane & 1) {
+            asm volatile(
+                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                    unsigned(__cvta_generic_to_shared(to))),
+                "l"(from), "r"(BYTES), "r"(barrier)
+                : "memory");
+        }
+    }
+    __device__ void wait(unsigned some) {
+        if (!some) return;
+        unsigned done;
+        do {
+            asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                         "selp.u32 %0, 1, 0, p;\n}"
+                         : "=r"(done)
+                         : "r"(barrier), "r"(turn)
+                         : "memory");
+        } while (!done);
+        turn ^= 1;
+    }
 #else
-    for (int i = 0; i < 4; i++) static_cast<int *>(to)[i] = static_cast<const int *>(from)[i];
-#endif
-}
-__device__ inline void wait_for_copies() {
+    __device__ Copies(unsigned long long *, int) {}
+    // sixteen bytes at a time
+    __device__ void start(unsigned some, int lane, Row *to, const char *from) {
+        constexpr int PIECES = BYTES / 16;
+#pragma unroll
+        for (int i = 0; i < 32; i += 32 / PIECES) {
+            int l = i + lane / PIECES;
+            Row *there = reinterpret_cast<Row *>(__shfl_sync(ALL, reinterpret_cast<unsigned long long>(to), l));
+            const char *here =
+                reinterpret_cast<const char *>(__shfl_sync(ALL, reinterpret_cast<unsigned long long>(from), l));
+            if (some >> l & 1) piece(reinterpret_cast<char *>(there) + lane % PIECES * 16, here + lane % PIECES * 16);
+        }
+    }
+    __device__ void wait(unsigned) {
 #ifdef __CUDA_ARCH__
-    asm volatile("cp.async.wait_all;" ::: "memory");
+        asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
-}
+    }
+    __device__ static void piece(void *to, const void *from) {
+#ifdef __CUDA_ARCH__
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(to))),
+                     "l"(from)
+                     : "memory");
+#else
+        for (int i = 0; i < 4; i++) static_cast<int *>(to)[i] = static_cast<const int *>(from)[i];
+#endif
+    }
+#endif
+};
 
 // Sum the sources for a run of sorted targets.
 //
@@ -533,6 +595,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     __shared__ Target targets[33];
     // rows of targets that sums are multiplied with
     alignas(16) __shared__ Row slots[MULTIPLIED ? 32 * 32 : 1];
+    __shared__ unsigned long long arrival;
     // for loops over the nodes that are not unrolled
     __shared__ Side nodes;
     __shared__ int places[KEPT];
@@ -547,6 +610,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     out_extra += p * number;
     Scalars target_scalars(other_extra, p * number);
     others += p * number * stride + channels * WIDTH;
+    Copies copies(&arrival, lane);
     Scalars scalars(weights, p * count);
     bool negative = negated >> side_number & 1;
     Side side;
@@ -828,17 +892,8 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             }
         }
         if (MULTIPLIED) {
-            // rows of targets, sixteen bytes at a time
-            constexpr int PIECES = sizeof(Row) * 32 / 16;
-#pragma unroll
-            for (int i = 0; i < 32; i += 32 / PIECES) {
-                int l = i + lane / PIECES, index = __shfl_sync(ALL, target, l), to = __shfl_sync(ALL, place, l);
-                if (listed >> l & 1) {
-                    copy_later(reinterpret_cast<char *>(slots + to * 32) + lane % PIECES * 16,
-                               reinterpret_cast<const char *>(others) + index_t(unsigned(index)) * source_rows.stride +
-                                   lane % PIECES * 16);
-                }
-            }
+            copies.start(listed, lane, slots + place * 32,
+                         reinterpret_cast<const char *>(others) + index_t(unsigned(target)) * source_rows.stride);
         }
 
         // the list of sources: each before the first target that has passed it
@@ -908,7 +963,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
 #pragma unroll
             for (int l = 0; l < SUMS; l++) sources[total + lane].weight[l] = real(0);
         }
-        if (MULTIPLIED) wait_for_copies();
+        if (MULTIPLIED) copies.wait(listed);
         __syncwarp();
 
         Numbers<real> base, local;
