@@ -20,15 +20,15 @@ WANTS_TENSORS = False
 _REALS = {torch.float32: "float", torch.float64: "double"}
 # keys of a thread of a block that sorts, at most: sixteen thousand in its shared memory
 _ITEMS = 16
-# places that a block merges, as in sort.cu
-_MERGED = 2048
+# places that a block merges, and lines that one splits, as in sort.cu
+_MERGED, _SPLIT = 2048, 4
 # of a stretch of a long line, how much is filled on average, and how many keys of a sample it has: with as many, none
 # is too long but for ties
 _FILLED, _SAMPLED = 0.7, 350
 # indices and coordinates
 _PAIR = (torch.int32, torch.float32)
 # as in walk.cu
-_WARPS, _BLOCK, _GROUP = 4, 128, 16
+_WARPS, _GROUP = 4, 16
 # rows that a warp has on their way at a time
 _CHUNK = 8
 # sorted targets that one warp walks, at least
@@ -170,8 +170,8 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
         pairs = torch.empty(heads * dims * parts, length, 2, dtype=torch.int32, device=points.device)
         sizes, done = (torch.empty(heads * dims * n, dtype=torch.int32, device=points.device) for n in (parts, 1))
         Kernel(_SORT, "split", defines)(
-            (heads * dims,), 1024, points, bounds, pairs, sizes, done, count, dims, parts, sample.shape[1],
-            shared=8 * parts,
+            (heads * math.ceil(dims / _SPLIT),), 1024, points, bounds, pairs, sizes, done, count, dims, parts,
+            sample.shape[1], shared=8 * parts * _SPLIT,
         )  # fmt: skip
         Kernel(_SORT, "sort_parts", defines)(
             (heads * dims * parts,), 1024, pairs, sizes, done, order, places, count, parts, shared=shared
@@ -195,6 +195,8 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
 def _groups(problems: int, size: int, rows: Tensor) -> list[slice]:
     """As many heads at a time as the work space has room for, of `size` bytes each."""
     together = max(1, max(_WORKSPACE, rows.numel() * rows.element_size()) // max(size, 1))
+    # all alike, as a small one would leave the GPU half empty
+    together = math.ceil(problems / math.ceil(problems / together)) if problems else 1
     return [slice(first, min(first + together, problems)) for first in range(0, problems, together)]
 
 
@@ -224,6 +226,11 @@ class _Tracks(NamedTuple):
     def sums(self) -> int:
         """Numbers that the walk keeps for a channel."""
         return self.powers * (1 + self.both)
+
+    @property
+    def block(self) -> int:
+        """Sources whose moments are summed, as in walk.cu."""
+        return 128 if self.both or self.compact else 256
 
     def only(self, i: int) -> "_Tracks":
         """One of them alone."""
@@ -295,13 +302,13 @@ class _Walk:
 
     def size(self, tracks: int) -> int:
         """Numbers that the moments of a head take, of so many tracks."""
-        blocks = math.ceil(self.count / _BLOCK)
+        blocks = math.ceil(self.count / self.tracks.block)
         places = blocks + 1 + self.tracks.compact * math.ceil(blocks / _GROUP)
         return self.tracks.sums * (self.width + 1) * places * self.dims * self.parts * tracks
 
     def moments(self, tracks: _Tracks, defines: Defines, heads: int, lines, rows, extra, tau) -> Tensor:
         """Those of blocks of sources of some heads, and of all before them, see walk.cu."""
-        blocks, table = math.ceil(self.count / _BLOCK), _table(tracks.tables, rows.device)
+        blocks, table = math.ceil(self.count / tracks.block), _table(tracks.tables, rows.device)
         everything, shape = heads * tracks.number * self.dims, (tracks.number, self.count, self.dims)
         moments = torch.empty(heads * self.size(tracks.number), dtype=torch.float64, device=rows.device)
         Kernel(_WALK, "summarise", defines)(
@@ -406,7 +413,7 @@ def _defines(
     tracks: _Tracks, dtype: torch.dtype, width: int, *, added: bool, multiplied: bool, ordered: bool
 ) -> Defines:
     # shared memory: lists of sources and targets, the side, and the rows of targets
-    places = (32 * (1 + tracks.halves) if tracks.nodes == 1 else 64 * tracks.nodes) + _CHUNK
+    places = (32 * (1 + tracks.halves) if tracks.nodes == 1 else 64 * tracks.nodes) + 2 * _CHUNK
     each = places * (
         8 if dtype.itemsize * tracks.sums == 4 else 16 * math.ceil((dtype.itemsize * tracks.sums + 4) / 16)
     )

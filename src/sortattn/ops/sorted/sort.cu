@@ -177,44 +177,67 @@ template <typename F> __device__ bool sort_by_buckets(const word (&key)[ITEMS], 
     return true;
 }
 
+// lines of a block that splits: what it reads of a sector
+constexpr int LINES = 4;
+
 // Put the keys of every dimension of `points (heads, count, dims)` into one of `parts` stretches, with their indices:
 // `pairs (heads * dims, parts, RUN)`, of which there are `sizes (heads * dims, parts)`. They are split at keys of a
 // sample of every line, `sample (heads * dims, sampled)` in order. `sorted` is left zero for lines with too long a
-// stretch.
+// stretch, and for those with so many ties in the sample that stretches would be crowded.
 extern "C" __global__ void __launch_bounds__(THREADS)
     split(const float *points, const float *sample, uint2 *pairs, int *sizes, int *sorted, index_t count, index_t dims,
           index_t parts, index_t sampled) {
     extern __shared__ char shared[];
-    int *cursors = reinterpret_cast<int *>(shared);
-    float *bounds = reinterpret_cast<float *>(cursors + parts);
-    index_t line = blockIdx.x;
-    points += line / dims * count * dims + line % dims, pairs += line * parts * RUN;
-    for (int i = threadIdx.x; i < parts; i += THREADS) {
-        cursors[i] = 0;
-        bounds[i] = sample[line * sampled + sampled * i / parts];
+    __shared__ int ties[LINES], wrong[LINES];
+    index_t groups = (dims + LINES - 1) / LINES, d = blockIdx.x % groups * LINES + threadIdx.x % LINES;
+    index_t head = blockIdx.x / groups, line = head * dims + d;
+    bool here = d < dims;
+    int mine = threadIdx.x % LINES;
+    int *cursors = reinterpret_cast<int *>(shared) + mine * parts;
+    float *bounds = reinterpret_cast<float *>(shared) + (LINES + mine) * parts;
+    if (threadIdx.x < LINES) ties[mine] = wrong[mine] = 0;
+    __syncthreads();
+    if (here) {
+        sample += line * sampled;
+        int equal = 0;
+        for (index_t i = threadIdx.x / LINES + 1; i < sampled; i += THREADS / LINES)
+            equal += sample[i] == sample[i - 1];
+        if (equal) atomicAdd(ties + mine, equal);
+        for (index_t i = threadIdx.x / LINES; i < parts; i += THREADS / LINES) {
+            cursors[i] = 0;
+            bounds[i] = sample[sampled * i / parts];
+        }
     }
     __syncthreads();
-    bool fits = true;
+    here = here && 2 * ties[mine] < sampled;
+    if (here) {
+        const float *keys = points + head * count * dims + d;
+        uint2 *to = pairs + line * parts * RUN;
+        bool fits = true;
 #pragma unroll 8
-    for (index_t n = threadIdx.x; n < count; n += THREADS) {
-        word key = pattern(points[n * dims]);
-        float x = number(key);
-        // the last stretch that does not begin behind it
-        int low = 0, high = int(parts) - 1;
-        while (low < high) {
-            int half = (low + high + 1) / 2;
-            if (bounds[half] <= x)
-                low = half;
-            else
-                high = half - 1;
+        for (index_t n = threadIdx.x / LINES; n < count; n += THREADS / LINES) {
+            word key = pattern(keys[n * dims]);
+            float x = number(key);
+            // the last stretch that does not begin behind it
+            int low = 0, high = int(parts) - 1;
+            while (low < high) {
+                int half = (low + high + 1) / 2;
+                if (bounds[half] <= x)
+                    low = half;
+                else
+                    high = half - 1;
+            }
+            int place = atomicAdd(cursors + low, 1);
+            fits = fits && place < RUN;
+            if (place < RUN) to[low * RUN + place] = {key, word(n)};
         }
-        int place = atomicAdd(cursors + low, 1);
-        fits = fits && place < RUN;
-        if (place < RUN) pairs[low * RUN + place] = {key, word(n)};
+        if (!fits) wrong[mine] = 1;
     }
-    bool wrong = __syncthreads_or(!fits);
-    for (int i = threadIdx.x; i < parts; i += THREADS) sizes[line * parts + i] = cursors[i];
-    if (threadIdx.x == 0) sorted[line] = !wrong;
+    __syncthreads();
+    if (here) {
+        for (index_t i = threadIdx.x / LINES; i < parts; i += THREADS / LINES) sizes[line * parts + i] = cursors[i];
+    }
+    if (threadIdx.x < LINES && d < dims) sorted[line] = here && !wrong[mine];
 }
 
 // Sort the stretches of every line, where they are in `pairs`; `sorted` becomes zero for lines with a crowded one.

@@ -32,8 +32,8 @@ constexpr unsigned ALL = 0xffffffffu;
 constexpr int WIDTH = 32 * VEC;
 // of a block that sums moments; one that walks has a single warp, as some walks take longer than others
 constexpr int WARPS = 4;
-// sources of a block of `summarise`
-constexpr int BLOCK = 128;
+// sources of a block of `summarise`; fewer, where runs begin with more than one of them
+constexpr int BLOCK = BOTH || COMPACT ? 128 : 256;
 // blocks of a group, whose moments are summed where only a window counts
 constexpr int GROUP = 16;
 // a compact window with at most so many sources is summed one by one
@@ -502,8 +502,8 @@ __device__ inline void add_to(real *place, real sum) {
 // Rows on their way to shared memory, for all lanes of a warp together.
 struct Copies {
     static constexpr int BYTES = sizeof(Row) * 32;
-#if __CUDA_ARCH__ >= 900
-    // one instruction a row, which arrives at a barrier
+#if __CUDA_ARCH__ >= 900 && NODES > 1
+    // one instruction a row, which arrives at a barrier; with a single node that is no faster
     unsigned barrier, turn;
 
     __device__ Copies(unsigned long long *place, int lane)
@@ -590,8 +590,9 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
          real *out, real *out_extra, const real *others, const real *other_extra, real *products, index_t heads,
          index_t sides, index_t count, index_t number, index_t dims, index_t stride, index_t mirrored, index_t closed,
          index_t negated, index_t length, index_t first_dim, index_t some_dims, index_t first_part) {
-    // behind the last source of a list stand some with a weight of zero
-    __shared__ Source sources[LIST + CHUNK];
+    // where a source has its index, the one CHUNK before it has its weights: what is needed at a time is read at a
+    // time; behind the last source of a list stand some with a weight of zero
+    __shared__ Source sources[LIST + 2 * CHUNK];
     __shared__ Target targets[33];
     // rows of targets that sums are multiplied with
     alignas(16) __shared__ Row slots[MULTIPLIED ? 32 * 32 : 1];
@@ -645,8 +646,9 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
 #pragma unroll
             for (int i = 0; i < CHUNK; i++) {
                 visit(first + i);
-                sum.add_row(sources[first + i].weight, row[i]);
-                if (first + CHUNK + i < some) row[i] = source_rows.load(sources[first + CHUNK + i].index);
+                Source next = sources[first + CHUNK + i];
+                sum.add_row(next.weight, row[i]);
+                row[i] = source_rows.load(next.index);
             }
         }
     };
@@ -663,9 +665,10 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             weigh(n + lane, there ? source_line.place(n + lane) : origin, weight);
             __syncwarp();
             sources[lane].index = index;
+            if (lane < 2 * CHUNK) sources[32 + lane].index = 0;
 #pragma unroll
             for (int l = 0; l < SUMS; l++) {
-                sources[lane].weight[l] = there ? weight[l] : real(0);
+                sources[CHUNK + lane].weight[l] = there ? weight[l] : real(0);
                 extra[l] += scalar * weight[l];
             }
             __syncwarp();
@@ -941,7 +944,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 if (here) sources[where].index = source;
 #pragma unroll
                 for (int l = 0; l < SUMS; l++) {
-                    if (here) sources[where].weight[l] = weight[l];
+                    if (here) sources[CHUNK + where].weight[l] = weight[l];
                     // the extra scalar of the targets: sums over the sources of this node that they have passed
                     real sum = scan(here ? scalar * weight[l] : real(0), lane);
                     int mine = min(rank[j] - first, 32);
@@ -958,10 +961,10 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         }
         at += taken;
         fetch();
+        if (lane < 2 * CHUNK) sources[total + lane].index = 0;
         if (lane < CHUNK) {
-            sources[total + lane].index = 0;
 #pragma unroll
-            for (int l = 0; l < SUMS; l++) sources[total + lane].weight[l] = real(0);
+            for (int l = 0; l < SUMS; l++) sources[total + CHUNK + lane].weight[l] = real(0);
         }
         if (MULTIPLIED) copies.wait(listed);
         __syncwarp();
