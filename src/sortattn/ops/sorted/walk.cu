@@ -15,7 +15,7 @@
 // coordinates negated. Where sources above count as well (BOTH), a source that is passed leaves them as it joins those
 // below. What is left of them is a difference that grows as the targets come closer, so it is summed afresh before it
 // has lost digits. Where ties count half, every node is there twice with half the coefficients, once with the tie and
-// once without; batches without a tie do not notice.
+// once without; in batches with few ties a node is there once, and a tie is given its half by itself.
 //
 // A folded line has two tracks, one from zero upwards and one from zero downwards, see `kernels.Terms`.
 //
@@ -59,6 +59,8 @@ __device__ constexpr int loose(int j) { return HALVES ? 2 * j : j; }
 constexpr bool ADDED = !PRODUCTS, MULTIPLIED = PRODUCTS || SLOPES;
 constexpr int EACH_NODE = HALVES ? 2 : 1;
 constexpr int NEVER = 0x7fffffff;
+// targets of a batch whose ties are settled one by one
+constexpr int SETTLED = 4;
 // sources of a node that a batch may have, in thirty-twos: those of one node may be much denser than those of another
 constexpr int SPREAD = NODES > 1 ? 4 : 1;
 // sources of a batch
@@ -803,7 +805,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     };
 
     // The next targets and, at every node, the next sources; returns false, having done nothing, if a node is there
-    // once and there is a tie.
+    // once and there are many ties.
     auto batch = [&](auto each) {
         constexpr int EACH = decltype(each)::value, NN = NODES * EACH;
         // ties are rare enough to look for them one by one
@@ -849,7 +851,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 tied = tied || (wanted && rank[j] < min(left, 32 * WIDE) && s - next == side.node[j]);
             }
         }
-        if (HALVES && EACH == 1 && __any_sync(ALL, tied)) return false;
+        if (HALVES && EACH == 1 && __popc(__ballot_sync(ALL, tied)) > SETTLED) return false;
         in = in && all <= LIST;
         // those before the first that waits
         unsigned waiting = ~__ballot_sync(ALL, in);
@@ -880,6 +882,43 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         int low = passed[KEPT - 1] + rank[NN - 1], window = passed[0] + rank[0] - low;
         unsigned few = COMPACT ? __ballot_sync(ALL, in && window <= FEW) : 0;
         unsigned listed = __ballot_sync(ALL, in) & ~few;
+        // the sum, the slope and the product that ties have been denied so far, with nodes that are there once
+        real tie_extra = real(0), tie_slope = real(0), tie_product = real(0);
+        unsigned unsettled = HALVES && EACH == 1 ? __ballot_sync(ALL, tied) & listed : 0;
+        while (unsettled) {
+            int which = __ffs(unsettled) - 1, index = __shfl_sync(ALL, target, which);
+            real spot = __shfl_sync(ALL, s, which), result = real(0), sum_extra = real(0), sum_slope = real(0);
+            real sum[VEC] = {};
+            Row other = {};
+            if (MULTIPLIED) other = Rows(others, stride, lane).load(index);
+#pragma unroll
+            for (int j = 0; j < NN; j++) {
+                int n = passed[slot(j)] + __shfl_sync(ALL, rank[j], which);
+                // half of what a source just below gives more than one just above
+                real value = real(0.5) * (nodes.below[j / EACH][0] - (BOTH ? nodes.above[0] : real(0)));
+                real derivative = real(0);
+                if (POWERS > 1) {
+                    derivative = nodes.below[j / EACH][POWERS > 1] + (BOTH ? nodes.above[POWERS > 1] : real(0));
+                }
+                if (RATE) derivative -= nodes.rate * (nodes.below[j / EACH][0] + (BOTH ? nodes.above[0] : real(0)));
+                derivative = SLOPES ? real(0.5) * derivative : value;
+                for (; n < source_line.count && spot - source_line.place(n) == nodes.node[j / EACH]; n++) {
+                    int source = source_line.index(n);
+                    Row row = source_rows.load(source);
+#pragma unroll
+                    for (int c = 0; c < VEC; c++) {
+                        sum[c] += value * row.at[c];
+                        result += derivative * row.at[c] * other.at[c];
+                    }
+                    sum_extra += value * scalars[source];
+                    sum_slope += derivative * scalars[source];
+                }
+            }
+            if (ADDED) add_to(outputs + index_t(unsigned(index)) * source_rows.stride, sum);
+            if (MULTIPLIED) result = sum_lanes(result);
+            if (lane == which) tie_extra = sum_extra, tie_slope = sum_slope, tie_product = result;
+            unsettled &= unsettled - 1;
+        }
         int place = __popc(listed & ((1u << lane) - 1)), written = __popc(listed);
         __syncwarp();
         if (listed >> lane & 1) {
@@ -1049,6 +1088,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             if (lane == which) extra = sum_extra, extra_slope = sum_slope, product = result;
             few &= few - 1;
         }
+        extra += tie_extra, extra_slope += tie_slope, product += tie_product;
         // the extra scalar belongs to the first block of channels
         if (MULTIPLIED && in) {
             if (channels == 0) product += (SLOPES ? extra_slope : extra) * target_scalars[target];
