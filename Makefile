@@ -1,4 +1,5 @@
-# `make demo` and `make test` need Python 3.10 or later and nothing else: they make .venv themselves.
+# `make demo` and `make test` need Python 3.10 or later and nothing else: they make .venv themselves. With npm, a browser
+# is put there too, for the tests of the report.
 PYTHON ?= python3
 # options for the command, as in: make bench BENCH="-n 1024 4096 --backward"
 BENCH ?=
@@ -26,6 +27,7 @@ bench: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python tests/browser.py
 	touch $@
 
 clean:

@@ -198,6 +198,14 @@ def _add_grid(commands) -> None:
         metavar="FOLDER",
         help="instead of synthetic data: files NAME.pt, each a dict of query, key and value of shape (heads, N, D)",
     )
+    grid.add_argument(
+        "--model", metavar="NAME", help="instead: what the layers of this Hugging Face encoder see, with --text"
+    )
+    grid.add_argument("--text", type=Path, metavar="FILE", help="what the model reads, from its beginning")
+    grid.add_argument(
+        "--tokens", type=count, nargs="+", default=[512, 2048], metavar="N", help="of the text, default: 512 2048"
+    )
+    grid.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     grid.add_argument("--out", type=Path, default=Path("sortattn-grid"), help="folder, default: %(default)s")
     grid.add_argument("--name", default="grid", help="of the file: NAME.csv, default: %(default)s")
     grid.set_defaults(work=_grid)

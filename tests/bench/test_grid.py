@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from sortattn import records
 from sortattn.bench import report
-from sortattn.bench.grid import COLUMNS, DATA
+from sortattn.bench.grid import DATA, Row
 from sortattn.cli import main
 
 SMALL = ["--kernel", "add_riesz", "--nodes", "16", "64", "--length", "300", "--heads", "1", "--head-dim", "4"]
@@ -25,7 +26,7 @@ def test_it_tabulates_every_kind_of_data(tmp_path, capsys):
     assert main(["grid", *SMALL, "--out", str(tmp_path), "--name", "errors"]) == 0
     rows = rows_of(tmp_path / "errors.csv")
     assert [(row["data"], row["nodes"]) for row in rows] == [(name, count) for name in DATA for count in ("16", "64")]
-    assert tuple(rows[0]) == COLUMNS
+    assert tuple(rows[0]) == records.columns(Row)
     assert all(row["torch"] and row["date"] and row["machine"] for row in rows)
     few, many = rows[:2]
     assert float(many["error"]) < float(few["error"]) / 4
@@ -43,6 +44,49 @@ def test_it_takes_activations_from_a_folder(tmp_path):
     assert {(row["data"], row["n"], row["heads"]) for row in rows_of(tmp_path / "grid.csv")} == {("layer0", "100", "2")}
 
 
+def test_it_listens_to_every_layer_of_a_model(tmp_path):
+    pytest.importorskip("transformers")
+    from ..integrations import tiny
+
+    model = tiny.build("nomic", max_position_embeddings=64)
+    model.save_pretrained(tmp_path / "small")
+    tiny.tokenizer().save_pretrained(tmp_path / "small")
+    text = tmp_path / "text"
+    text.write_text("a cat sat on the mat all day and the cat slept " * 9)
+    given = ["--model", str(tmp_path / "small"), "--text", str(text), "--tokens", "20", "40"]
+    assert main(["grid", *SMALL, *given, "--out", str(tmp_path)]) == 0
+    rows = rows_of(tmp_path / "grid.csv")
+    heads, layers = model.config.num_attention_heads, model.config.num_hidden_layers
+    assert {row["heads"] for row in rows} == {str(heads)}
+    assert {row["data"] for row in rows} == {f"small-{n}-layer{i:02d}" for n in (20, 40) for i in range(layers)}
+    # different layers see different points
+    assert len({row["float16"] for row in rows}) > layers
+
+
+def test_what_it_hears_makes_the_output_of_the_attention(tmp_path):
+    pytest.importorskip("transformers")
+    from sortattn.bench.layers import layers
+
+    from ..integrations import tiny
+
+    model = tiny.build("llama").model.eval()
+    model.save_pretrained(tmp_path / "small")
+    tiny.tokenizer().save_pretrained(tmp_path / "small")
+    (tmp_path / "text").write_text("a cat sat on the mat all day " * 9)
+    heard = dict(layers(str(tmp_path / "small"), tmp_path / "text", [12], "cpu"))
+    query, key, value = heard["small-12-layer00"]
+    # grouped heads are told apart
+    assert query.shape[0] == key.shape[0] == value.shape[0] == model.config.num_attention_heads
+    seen = []
+    attention = model.layers[0].self_attn
+    attention.o_proj.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    words = tiny.tokenizer()("a cat sat on the mat all day " * 9, truncation=True, max_length=12, return_tensors="pt")
+    with torch.no_grad():
+        model(words["input_ids"])
+    output = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    torch.testing.assert_close(output.transpose(0, 1).reshape(seen[0][0].shape), seen[0][0])
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -50,6 +94,8 @@ def test_it_takes_activations_from_a_folder(tmp_path):
         (["--kernel", "softmax"], "a grid sums additive kernels"),
         (["--nodes", "4"], "must name a whole number of nodes from 8 to 1024"),
         (["--activations", "."], "expected files NAME.pt"),
+        (["--model", "somewhere"], "--model and --text need each other"),
+        (["--model", "a", "--text", "b", "--activations", "."], "expected --model or --activations, got both"),
     ],
 )
 def test_a_wrong_wish_is_told(wrong, message, tmp_path, capsys, monkeypatch):

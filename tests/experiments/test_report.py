@@ -1,9 +1,9 @@
-"""The report page: its structure, since no browser comes with the test setup; with one on PATH a screenshot, too."""
+"""The report page: its structure, and what a browser makes of it."""
 
 import base64
+import os
 import re
 import shutil
-import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,9 +14,10 @@ import pytest
 from sortattn.cli import main
 from sortattn.experiments.report.page import Section, page
 
+from .. import browser
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 
 
@@ -155,10 +156,41 @@ def test_words_are_escaped():
     assert "1 &lt; 2" in text
 
 
-@pytest.mark.skipif(BROWSER is None, reason="needs a Chromium on PATH")
-@pytest.mark.parametrize("width", [390, 1280])
-def test_a_browser_shows_it(committed, tmp_path, width):
+@pytest.fixture(scope="module")
+def chromium():
+    found = browser.find()
+    if found is None:
+        pytest.skip("no Chromium: python tests/browser.py gets one")
+    playwright = pytest.importorskip("playwright.sync_api")
+    program, environment = found
+    # containers allow no sandbox
+    arguments = ["--no-sandbox", "--disable-gpu"]
+    with playwright.sync_playwright() as player:
+        window = player.chromium.launch(executable_path=program, args=arguments, env={**os.environ, **environment})
+        yield window
+        window.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280], ids=["phone", "desk"])
+def test_a_browser_shows_it(committed, chromium, width, scheme, tmp_path):
+    tab = chromium.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme, offline=True)
+    faults = []
+    tab.on("console", lambda message: faults.append(message.text))
+    tab.on("pageerror", lambda error: faults.append(str(error)))
+    tab.goto(committed.as_uri())
+    # nothing is wider than the screen but what scrolls by itself
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    assert tab.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
     picture = tmp_path / "screen.png"
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},1600", f"--screenshot={picture}"]
-    subprocess.run([BROWSER, *options, committed.as_uri()], check=True, capture_output=True, timeout=120)
-    assert picture.stat().st_size > 10_000
+    tab.screenshot(path=picture)
+    tab.close()
+    assert faults == []
+    from matplotlib.image import imread
+
+    brightness = imread(picture)[..., :3].mean(-1)
+    assert brightness.shape == (800, width)
+    # paper and ink, the one that there is more of according to the scheme
+    assert brightness.min() < 0.3
+    assert brightness.max() > 0.8
+    assert (brightness.mean() > 0.6) if scheme == "light" else (brightness.mean() < 0.4)

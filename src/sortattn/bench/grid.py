@@ -1,4 +1,4 @@
-"""`sortattn grid`: the error of the grid beside that of rounding to 16 bits, on synthetic data or on activations."""
+"""`sortattn grid`: the error of the grid beside that of rounding to 16 bits, on synthetic data or in a model."""
 
 import sys
 from argparse import Namespace
@@ -146,14 +146,14 @@ def _relative(output: Tensor, exact: Tensor) -> float:
 def tabulate(options: Namespace) -> int:
     """Measures what the options ask for, writes the CSV and prints the table; returns the exit code."""
     _check(options)
-    source = activations(options.activations) if options.activations else _drawn(options)
+    source = _source(options)
     common = asdict(this_machine())
     path = options.out / f"{options.name}.csv"
     rows: list[Row] = []
     for name, inputs in source:
         for kernel in options.kernel:
             print(f"{name} {kernel}", file=sys.stderr)
-            measured = errors(name, inputs, kernel, options.nodes)
+            measured = errors(name, [part.to(options.device) for part in inputs], kernel, options.nodes)
             rows += [Row(**columns, date=now(), **common) for columns in measured]
             records.write(path, Row, rows)
     print(table(rows))
@@ -161,12 +161,22 @@ def tabulate(options: Namespace) -> int:
     return 0
 
 
-def _drawn(options: Namespace) -> Iterator[tuple[str, Inputs]]:
+def _source(options: Namespace) -> Iterator[tuple[str, Inputs]]:
+    if options.activations:
+        return activations(options.activations)
+    if options.model:
+        from .layers import layers
+
+        return layers(options.model, options.text, options.tokens, options.device)
     return synthetic(options.heads, options.length, options.head_dim)
 
 
 def _check(options: Namespace) -> None:
-    """CommandError for a kernel or a number of nodes that the grid refuses."""
+    """CommandError for a kernel or a number of nodes that the grid refuses, and for options that do not fit."""
+    if (options.model is None) != (options.text is None):
+        raise CommandError("--model and --text need each other")
+    if options.model and options.activations:
+        raise CommandError("expected --model or --activations, got both")
     example = torch.zeros(1, 1, 1)
     for name in options.kernel:
         if name not in KERNELS:

@@ -47,7 +47,7 @@ def register(backend: str | None = None) -> None:
     global _backend
     if backend is not None and backend not in NAMES:
         raise ValueError(f"unknown backend {backend!r}, expected one of {', '.join(NAMES)}")
-    interface, masks = _interfaces()
+    interface, masks = interfaces()
     _backend = backend or _backend
     for kernel in KERNELS:
         interface.register(PREFIX + kernel, _attention(kernel, _backend))
@@ -55,7 +55,8 @@ def register(backend: str | None = None) -> None:
     attach_while_building()
 
 
-def _interfaces():
+def interfaces():
+    """Where transformers keeps attention functions, and where mask functions."""
     try:
         from transformers import AttentionInterface, masking_utils
     except ImportError as error:

@@ -90,7 +90,7 @@ def scatter(
     walk = _Walk(_tracks(terms, mirrored), sources, targets, rows, extra, bandwidth)
     out, out_extra = walk.nothing(terms.constant)
     walk.run(out, out_extra, None, None, None)
-    return out[..., : rows.shape[2]], out_extra
+    return out[..., : rows.shape[2]].contiguous(), out_extra
 
 
 def dot(
@@ -128,7 +128,7 @@ def towards_keys(
     out, out_extra = walk.nothing(terms.constant)
     products = walk.no_products()
     walk.run(out, out_extra, walk.padded(value), weight, products)
-    return out[..., : grad.shape[2]], out_extra, products
+    return out[..., : grad.shape[2]].contiguous(), out_extra, products
 
 
 def sort_lines(points: Tensor) -> Lines:
