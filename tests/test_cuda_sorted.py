@@ -103,7 +103,9 @@ def test_the_tracks_add_up_to_the_kernel_at_ties_too(name, derivative, mirrored)
             *numbers, rate = track.tables[0]
             assert rate == terms.rate
             nodes = numbers[: tracks.nodes]
-            tables = torch.tensor(numbers[tracks.nodes :]).reshape(tracks.nodes, tracks.powers).tolist()
+            # below and, if sources above count, above
+            tables = torch.tensor(numbers[tracks.nodes :]).reshape(-1, tracks.nodes, tracks.powers).tolist()
+            assert len(tables) == 1 + tracks.both
             target, source = (-s, -t) if flipped else (s, t)
             if tracks.folded and (source <= 0 or target < 0 or (target == 0 and tracks.folded > 0)):
                 continue
@@ -111,10 +113,11 @@ def test_the_tracks_add_up_to_the_kernel_at_ties_too(name, derivative, mirrored)
             places = [(source, 1.0), (0.0, -1.0)] if tracks.folded else [(source, 1.0)]
             part = 0.0
             for place, share in places:
-                for node, table in zip(nodes, tables, strict=True):
-                    z = target - place - node
-                    tie = 0.5 if tracks.halves else float(closed)
-                    part += share * (1.0 if z > 0 else tie if z == 0 else 0.0) * polynomial(table, z)
+                for above, side in enumerate(tables):
+                    for node, table in zip(nodes, side, strict=True):
+                        z = (place - target if above else target - place) - node
+                        tie = 0.5 if tracks.halves else float(closed != above)
+                        part += share * (1.0 if z > 0 else tie if z == 0 else 0.0) * polynomial(table, z)
             total += -part if negated else part
         return total
 

@@ -46,6 +46,9 @@ def points(kind, heads, rows, columns, dims, channels):
     )
     if kind == "ties":
         query, key = (query * 2).round() / 2, (key * 2).round() / 2
+    if kind == "few ties":
+        # at all nodes, as the bandwidth is among these numbers
+        query, key = (query * 2048).round() / 2048, (key * 2048).round() / 2048
     if kind == "same":
         query[:, : min(rows, columns)] = key[:, : min(rows, columns)]
     if kind == "shifted":
@@ -58,7 +61,7 @@ def points(kind, heads, rows, columns, dims, channels):
 def outcome(kernel, points, backend, dtype):
     """The output, and the gradients of everything; by the definition in float64, a sum's gradient is its own."""
     inputs = [part.to(dtype).requires_grad_() for part in points]
-    rows = sortattn.kernel_sum(*inputs, kernel, bandwidth=1.3, backend=backend)
+    rows = sortattn.kernel_sum(*inputs, kernel, bandwidth=1.25, backend=backend)
     weights = torch.linspace(-1, 1, rows.numel(), dtype=torch.float64).reshape(rows.shape).sin().to(dtype)
     return [rows.detach(), *torch.autograd.grad((rows * weights).sum(), inputs)]
 
@@ -71,7 +74,7 @@ SHAPES = {"small": (2, 9, 7, 3, 5), "runs": (1, 150, 600, 1, 64), "wide": (1, 70
     ("shape", "kind"),
     [(shape, "ties") for shape in SHAPES]
     + [("small", "same")]
-    + [("runs", kind) for kind in ("normal", "shifted", "far")],
+    + [("runs", kind) for kind in ("normal", "few ties", "shifted", "far")],
 )
 @pytest.mark.parametrize("name", KERNELS)
 def test_sums_and_gradients_match_the_definition(name, shape, kind, emulated, monkeypatch):
@@ -92,6 +95,16 @@ def test_sums_and_gradients_match_the_definition(name, shape, kind, emulated, mo
         assert got.is_contiguous(), part
         error = (got - wanted).norm() / wanted.norm().clamp(min=1e-3)
         assert error < (2e-6 if part in ("output", "value") else 1e-5), (part, error)
+
+
+@pytest.mark.parametrize("name", ["add_bump", "box"])
+def test_a_window_of_many_blocks_is_summed_by_groups_of_them(name, emulated, monkeypatch):
+    monkeypatch.setattr(cuda, "_SHORT", 32)
+    given = points("normal", 1, 70, 12_000, 1, 20)
+    expected = outcome(KERNELS[name], given, "reference", torch.float64)
+    # the gradient of a value is a sum over the queries, which are few
+    for got, wanted in list(zip(outcome(KERNELS[name], given, "sorted", torch.float32), expected, strict=True))[:2]:
+        assert (got - wanted).norm() <= 2e-6 * wanted.norm()
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -116,13 +129,32 @@ def test_lines_are_sorted_and_ties_keep_their_order(kind, count, emulated):
         lines[0, : count // 3] *= 1e30
     if kind == "no_numbers":
         lines[0, ::7], lines[0, 1::7], lines[0, 2::7] = math.nan, -math.inf, -0.0
-    found = cuda._sort(lines)
+    found = cuda.sort_lines(lines)
     # what is no number stands at zero, and there is one zero
     clean = lines.nan_to_num(0.0, 0.0, 0.0).add(0.0).transpose(1, 2)
     places, order = clean.sort(dim=-1, stable=True)
     assert torch.equal(found.order, order.int())
     assert torch.equal(found.places, places)
     assert torch.equal(cuda.points(lines, found.order).places, places)
+
+
+def test_a_long_line_without_many_ties_is_split_and_not_merged(emulated, monkeypatch):
+    class Split(EmulatedKernel):
+        def __init__(self, source, entry, defines=()):
+            super().__init__(source, entry, defines)
+            self.entry = entry
+
+        def __call__(self, *arguments, **options):
+            if self.entry != "merge_runs":
+                super().__call__(*arguments, **options)
+
+    monkeypatch.setattr(cuda, "Kernel", Split)
+    lines = torch.randn(1, 40_000, 2, generator=torch.Generator().manual_seed(1))
+    lines[0, 5], lines[0, 17] = lines[0, 30_000], lines[0, 20_000]
+    found = cuda.sort_lines(lines)
+    places, order = lines.transpose(1, 2).sort(dim=-1, stable=True)
+    assert torch.equal(found.order, order.int())
+    assert torch.equal(found.places, places)
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.5])

@@ -20,6 +20,9 @@ struct Coordinates {
 struct int2 {
     int x, y;
 };
+struct uint2 {
+    unsigned x, y;
+};
 
 namespace emulator {
 constexpr int MOST = 1024, STACK = 1 << 17;
@@ -143,6 +146,11 @@ inline unsigned __reduce_and_sync(unsigned, unsigned x) {
 template <typename T, typename U> T atomicAdd(T *place, U x) {
     T before = *place;
     *place += x;
+    return before;
+}
+template <typename T, typename U> T atomicExch(T *place, U x) {
+    T before = *place;
+    *place = x;
     return before;
 }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }

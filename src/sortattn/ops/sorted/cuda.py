@@ -20,10 +20,15 @@ WANTS_TENSORS = False
 _REALS = {torch.float32: "float", torch.float64: "double"}
 # keys of a thread of a block that sorts, at most: sixteen thousand in its shared memory
 _ITEMS = 16
-# places that a block merges, as in sort.cu
-_MERGED = 2048
+# places that a block merges, and lines that one splits, as in sort.cu
+_MERGED, _SPLIT = 2048, 4
+# of a stretch of a long line, how much is filled on average, and how many keys of a sample it has: with as many, none
+# is too long but for ties
+_FILLED, _SAMPLED = 0.7, 350
+# indices and coordinates
+_PAIR = (torch.int32, torch.float32)
 # as in walk.cu
-_BLOCK, _WARPS = 256, 4
+_WARPS, _GROUP = 4, 16
 # rows that a warp has on their way at a time
 _CHUNK = 8
 # sorted targets that one warp walks, at least
@@ -32,6 +37,10 @@ _SHORT = 128
 _FEW = 512
 # warps of a multiprocessor that walk at a time
 _RESIDENT = 24
+# of the second-level cache, what the rows may take that are read and written at random: as it holds some of them twice,
+# less is faster (a walk of 16,384 targets takes 4.46 ms instead of 4.85 with twice the share); a compact kernel has
+# twice as much, as its runs take longer to begin
+_SHARE = 0.3
 # bytes of work space that is always to be had; otherwise it is no larger than the rows
 _WORKSPACE = 256 << 20
 
@@ -57,14 +66,14 @@ def points(points: Tensor, order: Tensor) -> Lines:
 
 def sort(points: Tensor) -> Tensor:
     """The argsort `(P, D, N)`, int32, of every dimension of `points (P, N, D)`."""
-    return _sort(points).order
+    return sort_lines(points).order
 
 
 def forward(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, terms: Terms, bandwidth: Bandwidth
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sums of values and of weights for all queries, and the argsorts of queries and keys, see `cpu.forward`."""
-    queries, keys = _sort(query), _sort(key)
+    queries, keys = sort_lines(query), sort_lines(key)
     return *scatter(keys, queries, value, weight, terms, bandwidth, False), queries.order, keys.order
 
 
@@ -122,13 +131,16 @@ def towards_keys(
     return out[..., : grad.shape[2]].contiguous(), out_extra, products
 
 
-def _sort(points: Tensor) -> Lines:
+def sort_lines(points: Tensor) -> Lines:
+    """Every dimension of `points (P, N, D)` in order."""
     problems, count, dims = points.shape
     order = torch.empty(problems, dims, count, dtype=torch.int32, device=points.device)
     places = torch.empty(order.shape, dtype=points.dtype, device=points.device)
-    for some in _groups(problems, 8 * count * dims, points):
+    # a short line is sorted in shared memory, a long one needs room for its stretches
+    short = points.dtype == torch.float32 and count <= 1024 * _ITEMS
+    for some in _groups(problems, 0 if short else 16 * count * dims, points):
         if points.dtype == torch.float32 and points.numel():
-            _sort_lines(points[some], order[some], places[some])
+            _launch_sort(points[some], order[some], places[some])
             continue
         # what is no finite number stands at zero, as in the kernels; adding zero turns -0.0 into 0.0
         lines = points[some].nan_to_num(0.0, 0.0, 0.0).add_(0.0).transpose(1, 2).contiguous()
@@ -136,7 +148,7 @@ def _sort(points: Tensor) -> Lines:
     return Lines(places, order)
 
 
-def _sort_lines(points: Tensor, order: Tensor, places: Tensor) -> None:
+def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
     heads, count, dims = points.shape
     items = next(items for items in (1, 2, 4, 8, _ITEMS) if count <= 1024 * items or items == _ITEMS)
     length = 1024 * items
@@ -144,20 +156,38 @@ def _sort_lines(points: Tensor, order: Tensor, places: Tensor) -> None:
     defines = (("ITEMS", items),)
     # keys and indices; then counts, cells and totals, or digits of all warps and starts
     shared = length * 6 + max(length * 2 + 1024 * 8 + 32 * 4, 32 * 256 * 2 + (256 + 32) * 4)
-    rounds = math.ceil(math.log2(runs))
-    # sorted runs and merged ones take turns in two pairs of buffers, such that the last one is the result
-    here, there = (order, places), (order, places)
-    if rounds:
-        there = (torch.empty_like(order), torch.empty_like(places))
-    if rounds % 2:
-        here, there = there, here
     with torch.cuda.device(points.device):
+        if runs == 1:
+            Kernel(_SORT, "sort_runs", defines)(
+                (heads * dims,), 1024, points, order, places, None, count, dims, 1, shared=shared
+            )
+            return
+        parts = math.ceil(count / (_FILLED * length))
+        sample = points[:, :: math.ceil(count / min(length, _SAMPLED * parts))].contiguous()
+        shape = (heads, dims, sample.shape[1])
+        indices, bounds = (torch.empty(shape, dtype=dtype, device=points.device) for dtype in _PAIR)
+        _launch_sort(sample, indices, bounds)
+        pairs = torch.empty(heads * dims * parts, length, 2, dtype=torch.int32, device=points.device)
+        sizes, done = (torch.empty(heads * dims * n, dtype=torch.int32, device=points.device) for n in (parts, 1))
+        Kernel(_SORT, "split", defines)(
+            (heads * math.ceil(dims / _SPLIT),), 1024, points, bounds, pairs, sizes, done, count, dims, parts,
+            sample.shape[1], shared=8 * parts * _SPLIT,
+        )  # fmt: skip
+        Kernel(_SORT, "sort_parts", defines)(
+            (heads * dims * parts,), 1024, pairs, sizes, done, order, places, count, parts, shared=shared
+        )
+        # for lines that are not sorted yet, runs and merged ones take turns in two pairs of buffers, such that the last
+        # one is the result
+        other = [part.view(dtype)[: order.numel()] for part, dtype in zip(pairs.view(2, -1), _PAIR, strict=True)]
+        here, there = (order, places), other
+        if math.ceil(math.log2(runs)) % 2:
+            here, there = there, here
         Kernel(_SORT, "sort_runs", defines)(
-            (heads * dims * runs,), 1024, points, *here, count, dims, runs, shared=shared
+            (heads * dims * runs,), 1024, points, *here, done, count, dims, runs, shared=shared
         )
         while length < count:
             grid = (heads * dims * math.ceil(count / _MERGED),)
-            Kernel(_SORT, "merge_runs", defines)(grid, 256, *here, *there, count, length)
+            Kernel(_SORT, "merge_runs", defines)(grid, 256, *here, *there, done, count, length)
             here, there = there, here
             length *= 2
 
@@ -165,17 +195,21 @@ def _sort_lines(points: Tensor, order: Tensor, places: Tensor) -> None:
 def _groups(problems: int, size: int, rows: Tensor) -> list[slice]:
     """As many heads at a time as the work space has room for, of `size` bytes each."""
     together = max(1, max(_WORKSPACE, rows.numel() * rows.element_size()) // max(size, 1))
+    # all alike, as a small one would leave the GPU half empty
+    together = math.ceil(problems / math.ceil(problems / together)) if problems else 1
     return [slice(first, min(first + together, problems)) for first in range(0, problems, together)]
 
 
 class _Tracks(NamedTuple):
-    """What is walked along every line: a table for each side, and in bits which of them are mirrored and so on."""
+    """What is walked along every line: a table for each, and in bits which of them are mirrored and so on."""
 
-    # nodes, coefficients and rate, one behind the other
+    # nodes, coefficients below and, if any count, above, and rate, one behind the other
     tables: tuple[tuple[float, ...], ...]
     nodes: int
     powers: int
     rate: bool
+    # whether sources above count too
+    both: bool
     compact: bool
     folded: int
     # whether ties count half
@@ -187,6 +221,16 @@ class _Tracks(NamedTuple):
     @property
     def number(self) -> int:
         return len(self.tables)
+
+    @property
+    def sums(self) -> int:
+        """Numbers that the walk keeps for a channel."""
+        return self.powers * (1 + self.both)
+
+    @property
+    def block(self) -> int:
+        """Sources whose moments are summed, as in walk.cu."""
+        return 128 if self.both or self.compact else 256
 
     def only(self, i: int) -> "_Tracks":
         """One of them alone."""
@@ -207,30 +251,23 @@ def _tracks(terms: Terms, mirrored: bool, slopes: bool = False) -> _Tracks:
 def _make_tracks(
     nodes: tuple, below: tuple, above: tuple, rate: float, compact: bool, folded: int, mirrored: bool, slopes: bool
 ) -> _Tracks:
-    def make(sides, flipped, halves, closed=(), negated=()):
-        tables = tuple((*nodes, *(number for row in side for number in row), rate) for side in sides)
-        flags = (_bits(bits) for bits in (flipped, closed, negated))
-        return _Tracks(tables, len(nodes), len(below[0]), bool(rate), compact, folded, halves, *flags)
-
     constants = [tuple(row[0] for row in side) for side in (below, above)]
-    jumps = any(any(side) for side in constants)
-    sides, flipped = [below], [mirrored]
-    if folded:
-        # the halves of a line, whose kernel is its own transpose
-        sides, flipped = [below, below], [False, True]
-    elif any(any(row) for row in above):
-        sides, flipped = [below, above], [mirrored, not mirrored]
+    both = any(any(row) for row in above)
+    coefficients = [number for side in ((below, above) if both else (below,)) for row in side for number in row]
+    # a folded line is walked in two halves, its kernel being its own transpose
+    flipped = [False, True] if folded else [mirrored]
+    # where both sides agree a tie may count for either as a whole
+    whole = both and constants[0] == constants[1]
+    halves = slopes or (not whole and any(any(side) for side in constants))
     if slopes:
         # a slope is by the target, which a mirrored track has negated
-        return make(sides, flipped, True, negated=flipped)
-    if folded:
-        # an odd kernel changes its sign with the side
-        return make(sides, flipped, jumps, negated=[folded < 0 and half != mirrored for half in flipped])
-    if len(sides) == 1:
-        return make(sides, flipped, jumps)
-    # of a tie both sides have half: that is all for one of them where they agree, and nothing where they cancel
-    whole, cancels = constants[0] == constants[1], constants[0] == tuple(-number for number in constants[1])
-    return make(sides, flipped, not whole and not cancels, closed=[False, whole])
+        negated = flipped
+    else:
+        # an odd kernel changes its sign with the half
+        negated = [folded < 0 and half != mirrored for half in flipped]
+    tables = ((*nodes, *coefficients, rate),) * len(flipped)
+    flags = (_bits(bits) for bits in (flipped, [whole], negated))
+    return _Tracks(tables, len(nodes), len(below[0]), bool(rate), both, compact, folded, halves, *flags)
 
 
 def _bits(flags) -> int:
@@ -262,6 +299,28 @@ class _Walk:
         """Rows with as many channels as warps take together."""
         missing = -rows.shape[2] % self.width
         return torch.nn.functional.pad(rows, (0, missing)) if missing else rows.contiguous()
+
+    def size(self, tracks: int) -> int:
+        """Numbers that the moments of a head take, of so many tracks."""
+        blocks = math.ceil(self.count / self.tracks.block)
+        places = blocks + 1 + self.tracks.compact * math.ceil(blocks / _GROUP)
+        return self.tracks.sums * (self.width + 1) * places * self.dims * self.parts * tracks
+
+    def moments(self, tracks: _Tracks, defines: Defines, heads: int, lines, rows, extra, tau) -> Tensor:
+        """Those of blocks of sources of some heads, and of all before them, see walk.cu."""
+        blocks, table = math.ceil(self.count / tracks.block), _table(tracks.tables, rows.device)
+        everything, shape = heads * tracks.number * self.dims, (tracks.number, self.count, self.dims)
+        moments = torch.empty(heads * self.size(tracks.number), dtype=torch.float64, device=rows.device)
+        Kernel(_WALK, "summarise", defines)(
+            (math.ceil(everything * blocks / _WARPS), self.parts), 32 * _WARPS, *lines, rows, extra, table, tau,
+            self.tau, moments, everything, *shape, self.stride, tracks.mirrored,
+        )  # fmt: skip
+        jobs = everything * (math.ceil(blocks / _GROUP) if tracks.compact else 1 + tracks.both)
+        Kernel(_WALK, "accumulate", defines)(
+            (math.ceil(jobs / _WARPS), self.parts), 32 * _WARPS, *lines, table, tau, self.tau, moments, everything,
+            *shape, tracks.mirrored,
+        )  # fmt: skip
+        return moments
 
     def nothing(self, constant: float) -> tuple[Tensor, Tensor]:
         """What the sums are added to: zeros, or the kernel's constant for every source and dimension."""
@@ -297,9 +356,8 @@ class _Walk:
         parts = 1 if ordered and products is not None else self.parts
         runs = self._runs(tracks, dims)
         length = max(_SHORT, math.ceil(self.number / runs / 32) * 32)
-        blocks = math.ceil(self.count / _BLOCK)
-        size = self.tracks.powers * (self.width + 1) * (blocks + 1) * self.dims * self.parts * tracks
-        whole = length >= self.number
+        # a walk of a whole track from its beginning needs no moments, unless sources above count
+        whole = length >= self.number and not self.tracks.both
         defines = _defines(
             self.tracks,
             self.rows.dtype,
@@ -309,35 +367,23 @@ class _Walk:
             ordered=ordered,
         )
         outputs = (out, out_extra, others, other_extra, products)
+        groups = [slice(0, self.problems)] if whole else _groups(self.problems, 8 * self.size(tracks), self.rows)
         with torch.cuda.device(self.rows.device):
-            for some in [slice(0, self.problems)] if whole else _groups(self.problems, 8 * size, self.rows):
+            for some in groups:
                 for i in range(self.tracks.number) if ordered else (None,):
-                    self._run(some, i, defines, None if whole else size, length, dims, parts, outputs)
+                    self._run(some, i, defines, whole, length, dims, parts, outputs)
 
-    def _run(self, some, i, defines, size, length, some_dims, some_parts, outputs) -> None:
+    def _run(self, some, i, defines, whole, length, some_dims, some_parts, outputs) -> None:
         """Some heads, and all their tracks or only track i."""
         tracks = self.tracks if i is None else self.tracks.only(i)
         number, flags = tracks.number, (tracks.mirrored, tracks.closed, tracks.negated)
-        heads, blocks, runs = some.stop - some.start, math.ceil(self.count / _BLOCK), math.ceil(self.number / length)
+        heads, runs = some.stop - some.start, math.ceil(self.number / length)
         sources, targets = ([part[some] for part in lines] for lines in (self.sources, self.targets))
         rows, extra, tau, *outputs = (
             None if part is None else part[some] for part in (self.rows, self.extra, self.bandwidth, *outputs)
         )
         table = _table(tracks.tables, rows.device)
-        shape = (number, self.count, self.dims)
-        moments = None
-        if size is not None:
-            moments = torch.empty(heads * size, dtype=torch.float64, device=rows.device)
-            everything = heads * number * self.dims
-            Kernel(_WALK, "summarise", defines)(
-                (math.ceil(everything * blocks / _WARPS), self.parts), 32 * _WARPS, *sources, rows, extra, table, tau,
-                self.tau, moments, everything, *shape, self.stride, flags[0],
-            )  # fmt: skip
-            if not tracks.compact:
-                Kernel(_WALK, "accumulate", defines)(
-                    (math.ceil(everything / _WARPS), self.parts), 32 * _WARPS, *sources, table, tau, self.tau, moments,
-                    everything, *shape, flags[0],
-                )  # fmt: skip
+        moments = None if whole else self.moments(tracks, defines, heads, sources, rows, extra, tau)
         for first, part in itertools.product(range(0, self.dims, some_dims), range(0, self.parts, some_parts)):
             Kernel(_WALK, "walk", defines)(
                 (heads * number * some_dims * runs, some_parts), 32, *sources, *targets, rows, extra, table, tau,
@@ -356,7 +402,8 @@ class _Walk:
         head = (self.count + self.number) * self.width * self.rows.element_size()
         heads = min(warps / together, self.problems)
         if heads * head > cache:
-            runs = max(runs, warps * head / (0.6 * cache * together))
+            share = 2 * _SHARE if self.tracks.compact else _SHARE
+            runs = max(runs, warps * head / (share * cache * together))
         # of a short line, one that is not quite enough is better than the moments that a second one needs
         return max(1, round(runs) if self.count <= _FEW else math.ceil(runs))
 
@@ -366,14 +413,12 @@ def _defines(
     tracks: _Tracks, dtype: torch.dtype, width: int, *, added: bool, multiplied: bool, ordered: bool
 ) -> Defines:
     # shared memory: lists of sources and targets, the side, and the rows of targets
-    places = (32 * (1 + tracks.halves) if tracks.nodes == 1 else 64 * tracks.nodes) + _CHUNK
+    places = (32 * (1 + tracks.halves) if tracks.nodes == 1 else 64 * tracks.nodes) + 2 * _CHUNK
     each = places * (
-        8 if dtype.itemsize * tracks.powers == 4 else 16 * math.ceil((dtype.itemsize * tracks.powers + 4) / 16)
+        8 if dtype.itemsize * tracks.sums == 4 else 16 * math.ceil((dtype.itemsize * tracks.sums + 4) / 16)
     )
     each += (
-        33 * 16 * (1 + tracks.powers)
-        + tracks.nodes * (tracks.powers + 3) * 8
-        + 32 * width * dtype.itemsize * multiplied
+        33 * 16 * (1 + tracks.sums) + tracks.nodes * (tracks.sums + 3) * 8 + 32 * width * dtype.itemsize * multiplied
     )
     if each > 48 << 10:
         raise RuntimeError(f"the sorted backend has no room for {tracks.nodes} nodes on a GPU; use backend='tiled'")
@@ -384,15 +429,22 @@ def _defines(
         ("POWERS", tracks.powers),
         ("HALVES", int(tracks.halves)),
         ("RATE", int(tracks.rate)),
+        ("BOTH", int(tracks.both)),
         ("COMPACT", int(tracks.compact)),
         ("FOLDED", tracks.folded),
         ("PRODUCTS", int(multiplied and not added)),
         ("SLOPES", int(multiplied and added)),
         ("ORDERED", int(ordered)),
         ("CHUNK", _CHUNK),
-        # fewer, where they need more registers
-        ("RESIDENT", _RESIDENT - 4 * (tracks.nodes > 2) - 4 * (added and multiplied)),
+        ("RESIDENT", _resident(tracks, added, multiplied)),
     )
+
+
+def _resident(tracks: _Tracks, added: bool, multiplied: bool) -> int:
+    """Warps of a multiprocessor: fewer, where they need more registers."""
+    if tracks.both and multiplied:
+        return 16
+    return _RESIDENT - 4 * (tracks.nodes > 2) - 4 * (added and multiplied)
 
 
 @functools.lru_cache

@@ -1,4 +1,7 @@
-// Argsorts of many lines of float32 in shared memory, and merging of runs that do not fit there.
+// Argsorts of many lines of float32 in shared memory, of parts that fit there.
+//
+// A long line is split at some of its keys, taken from a sorted sample, into stretches that fit, which are sorted one
+// by one. If one is too long after all, or crowded, the line is cut into runs instead, which are sorted and merged.
 //
 // A run is thrown into as many buckets as it has keys, along a piecewise linear approximation of its distribution, and
 // every key then finds its place among the few in its bucket. Where there are many in one, as ties are, the run is
@@ -85,9 +88,10 @@ struct Buckets {
     }
 };
 
-// Sort `number` keys of a run by buckets; returns false, having done nothing, if a bucket is crowded.
-__device__ bool sort_by_buckets(const word (&key)[ITEMS], int number, char *shared, int first, int *order,
-                                float *places) {
+// Sort `number` keys of a run by buckets, key n being that of the point `point(n)`; returns false, having done nothing,
+// if a bucket is crowded.
+template <typename F> __device__ bool sort_by_buckets(const word (&key)[ITEMS], int number, char *shared, int *order,
+                                                      float *places, F point) {
     word *keys = reinterpret_cast<word *>(shared);
     unsigned short *indices = reinterpret_cast<unsigned short *>(keys + RUN);
     // the number of keys in every bucket, then those in the buckets before; two in a word
@@ -161,24 +165,110 @@ __device__ bool sort_by_buckets(const word (&key)[ITEMS], int number, char *shar
     __syncthreads();
     for (int n = threadIdx.x; n < number; n += THREADS) {
         word mine = keys[n];
-        int index = indices[n], b = bucket(::number(mine)), place = starts[b];
+        int index = point(indices[n]), b = bucket(::number(mine)), place = starts[b];
         int stop = b + 1 < RUN ? starts[b + 1] : number;
         for (int m = place, end = stop; m < end; m++) {
             word other = keys[m];
-            place += other < mine || (other == mine && indices[m] < index);
+            place += other < mine || (other == mine && point(indices[m]) < index);
         }
-        order[place] = first + index;
+        order[place] = index;
         places[place] = ::number(mine);
     }
     return true;
 }
 
-// Sort every dimension of `points (heads, count, dims)` in runs of RUN: `order` and `places (heads, dims, count)` hold
-// the indices and the coordinates, in order run by run.
+// lines of a block that splits: what it reads of a sector
+constexpr int LINES = 4;
+
+// Put the keys of every dimension of `points (heads, count, dims)` into one of `parts` stretches, with their indices:
+// `pairs (heads * dims, parts, RUN)`, of which there are `sizes (heads * dims, parts)`. They are split at keys of a
+// sample of every line, `sample (heads * dims, sampled)` in order. `sorted` is left zero for lines with too long a
+// stretch, and for those with so many ties in the sample that stretches would be crowded.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    split(const float *points, const float *sample, uint2 *pairs, int *sizes, int *sorted, index_t count, index_t dims,
+          index_t parts, index_t sampled) {
+    extern __shared__ char shared[];
+    __shared__ int ties[LINES], wrong[LINES];
+    index_t groups = (dims + LINES - 1) / LINES, d = blockIdx.x % groups * LINES + threadIdx.x % LINES;
+    index_t head = blockIdx.x / groups, line = head * dims + d;
+    bool here = d < dims;
+    int mine = threadIdx.x % LINES;
+    int *cursors = reinterpret_cast<int *>(shared) + mine * parts;
+    float *bounds = reinterpret_cast<float *>(shared) + (LINES + mine) * parts;
+    if (threadIdx.x < LINES) ties[mine] = wrong[mine] = 0;
+    __syncthreads();
+    if (here) {
+        sample += line * sampled;
+        int equal = 0;
+        for (index_t i = threadIdx.x / LINES + 1; i < sampled; i += THREADS / LINES)
+            equal += sample[i] == sample[i - 1];
+        if (equal) atomicAdd(ties + mine, equal);
+        for (index_t i = threadIdx.x / LINES; i < parts; i += THREADS / LINES) {
+            cursors[i] = 0;
+            bounds[i] = sample[sampled * i / parts];
+        }
+    }
+    __syncthreads();
+    here = here && 2 * ties[mine] < sampled;
+    if (here) {
+        const float *keys = points + head * count * dims + d;
+        uint2 *to = pairs + line * parts * RUN;
+        bool fits = true;
+#pragma unroll 8
+        for (index_t n = threadIdx.x / LINES; n < count; n += THREADS / LINES) {
+            word key = pattern(keys[n * dims]);
+            float x = number(key);
+            // the last stretch that does not begin behind it
+            int low = 0, high = int(parts) - 1;
+            while (low < high) {
+                int half = (low + high + 1) / 2;
+                if (bounds[half] <= x)
+                    low = half;
+                else
+                    high = half - 1;
+            }
+            int place = atomicAdd(cursors + low, 1);
+            fits = fits && place < RUN;
+            if (place < RUN) to[low * RUN + place] = {key, word(n)};
+        }
+        if (!fits) wrong[mine] = 1;
+    }
+    __syncthreads();
+    if (here) {
+        for (index_t i = threadIdx.x / LINES; i < parts; i += THREADS / LINES) sizes[line * parts + i] = cursors[i];
+    }
+    if (threadIdx.x < LINES && d < dims) sorted[line] = here && !wrong[mine];
+}
+
+// Sort the stretches of every line, where they are in `pairs`; `sorted` becomes zero for lines with a crowded one.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    sort_runs(const float *points, int *order, float *places, index_t count, index_t dims, index_t runs) {
+    sort_parts(const uint2 *pairs, const int *sizes, int *sorted, int *order, float *places, index_t count,
+               index_t parts) {
+    extern __shared__ char shared[];
+    index_t line = blockIdx.x / parts, part = blockIdx.x % parts, first = line * count;
+    if (!sorted[line]) return;
+    for (int i = 0; i < part; i++) first += sizes[line * parts + i];
+    int number_of = sizes[blockIdx.x];
+    pairs += blockIdx.x * RUN;
+    int start = threadIdx.x / 32 * 32 * ITEMS + threadIdx.x % 32;
+    word key[ITEMS];
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) key[i] = start + i * 32 < number_of ? pairs[start + i * 32].x : ALL;
+    bool done =
+        sort_by_buckets(key, number_of, shared, order + first, places + first, [&](int n) { return int(pairs[n].y); });
+    if (!done && number_of > 1 && threadIdx.x == 0) atomicExch(sorted + line, 0);
+    // there is nothing to sort
+    if (number_of == 1 && threadIdx.x == 0) order[first] = pairs[0].y, places[first] = number(pairs[0].x);
+}
+
+// Sort every dimension of `points (heads, count, dims)` in runs of RUN: `order` and `places (heads, dims, count)` hold
+// the indices and the coordinates, in order run by run. Lines that are `sorted`, if not null, are left alone.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    sort_runs(const float *points, int *order, float *places, const int *sorted, index_t count, index_t dims,
+              index_t runs) {
     extern __shared__ char shared[];
     index_t line = blockIdx.x % (gridDim.x / runs), first = blockIdx.x / (gridDim.x / runs) * RUN;
+    if (sorted && sorted[line]) return;
     int number_of = int(min(count - first, index_t(RUN)));
     // neighbouring blocks read neighbouring dimensions: what one leaves of a sector the next finds in the cache
     points += (line / dims * count + first) * dims + line % dims;
@@ -192,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         // what is missing in the last run sorts behind all there is
         key[i] = n < number_of ? pattern(points[n * dims]) : ALL;
     }
-    if (sort_by_buckets(key, number_of, shared, int(first), order, places)) return;
+    if (sort_by_buckets(key, number_of, shared, order, places, [&](int n) { return int(first) + n; })) return;
 
     // Least significant digit first. A warp owns a stretch of the run and goes through it in order.
     word *keys = reinterpret_cast<word *>(shared);
@@ -304,12 +394,13 @@ __device__ inline int apart(int i) { return i + i / 32; }
 
 // Merge neighbouring sorted runs of `length` into runs twice as long; a block writes TILE places.
 extern "C" __global__ void __launch_bounds__(MERGERS)
-    merge_runs(const int *order, const float *places, int *merged_order, float *merged_places, index_t count,
-               index_t length) {
+    merge_runs(const int *order, const float *places, int *merged_order, float *merged_places, const int *sorted,
+               index_t count, index_t length) {
     __shared__ float numbers[TILE + TILE / 32];
     __shared__ int indices[TILE + TILE / 32];
     __shared__ int bounds[2];
     index_t tiles = (count + TILE - 1) / TILE, line = blockIdx.x / tiles, out = blockIdx.x % tiles * TILE;
+    if (sorted[line]) return;
     // the length of a run is a multiple of TILE: the places of a block are in one pair of runs
     index_t start = out / (2 * length) * (2 * length), middle = min(start + length, count),
             stop = min(start + 2 * length, count);

@@ -3,7 +3,7 @@
 // A line is one dimension of one head, its coordinates in sorted order; a track is a line seen from one side. One warp
 // walks along a run of the sorted targets of a track, a lane having a few channels of every row. A run that starts in
 // the middle needs what the sources before give: `summarise` sums the moments of blocks of sources, and `accumulate`
-// carries them along each track in double precision, unless only those in a window count.
+// carries them along each track in double precision, or, where only those in a window count, sums groups of blocks.
 //
 // A walk goes by batches of at most thirty-two targets and, at every node, thirty-two sources. All that is a number of
 // its own (the order, weights, the extra scalar) is found by the lanes side by side, one item each, and left in shared
@@ -11,17 +11,19 @@
 // sources are added, those of targets written once the sources they have passed are in. Coordinates are only ever
 // subtracted, and distances are taken from an origin close by, so an offset of the inputs costs nothing.
 //
-// Sources are those below the target. For those above, and for transposed sums, tracks are mirrored: read from the
-// other end, with all coordinates negated. Where ties count half, every node is there twice with half the coefficients,
-// once with the tie and once without; batches without a tie do not notice.
+// Sources are those below the target. For transposed sums tracks are mirrored: read from the other end, with all
+// coordinates negated. Where sources above count as well (BOTH), a source that is passed leaves them as it joins those
+// below. What is left of them is a difference that grows as the targets come closer, so it is summed afresh before it
+// has lost digits. Where ties count half, every node is there twice with half the coefficients, once with the tie and
+// once without; in batches with few ties a node is there once, and a tie is given its half by itself.
 //
 // A folded line has two tracks, one from zero upwards and one from zero downwards, see `kernels.Terms`.
 //
 // Macros: REAL and VEC (channels of a lane), NODES and POWERS (coefficients of a polynomial), HALVES (ties count half),
-// RATE (whether there is an exponential), COMPACT, FOLDED (0, or 1 and -1 as in `Terms`), PRODUCTS (inner products
-// instead of scattered sums), SLOPES (scattered sums, and inner products with their derivatives), ORDERED (no atomics:
-// one dimension of a head and one track at a time), CHUNK (rows that a lane has on their way at a time), RESIDENT
-// (warps of a multiprocessor that walk).
+// RATE (whether there is an exponential), BOTH (sources above count too), COMPACT, FOLDED (0, or 1 and -1 as in
+// `Terms`), PRODUCTS (inner products instead of scattered sums), SLOPES (scattered sums, and inner products with their
+// derivatives), ORDERED (no atomics: one dimension of a head and one track at a time), CHUNK (rows that a lane has on
+// their way at a time), RESIDENT (warps of a multiprocessor that walk).
 
 typedef REAL real;
 typedef long long index_t;
@@ -30,16 +32,25 @@ constexpr unsigned ALL = 0xffffffffu;
 constexpr int WIDTH = 32 * VEC;
 // of a block that sums moments; one that walks has a single warp, as some walks take longer than others
 constexpr int WARPS = 4;
-// sources of a block of `summarise`
-constexpr int BLOCK = 256;
+// sources of a block of `summarise`; fewer, where runs begin with more than one of them
+constexpr int BLOCK = BOTH || COMPACT ? 128 : 256;
+// blocks of a group, whose moments are summed where only a window counts
+constexpr int GROUP = 16;
 // a compact window with at most so many sources is summed one by one
 constexpr int FEW = 32;
 // the sums of a compact kernel are begun afresh after so many widths of its support
 constexpr int FAR = 4;
-// numbers that describe a block: moments of every channel and of the extra scalar
-constexpr int SIZE = POWERS * (WIDTH + 1);
-// numbers that describe a side: nodes, coefficients, rate
-constexpr int TABLE = NODES + NODES * POWERS + 1;
+// those of sources above after so many e-folds: they lose the digits that e^(2 REACH) has
+constexpr int REACH = 2;
+// the polynomials' sums for a target: below, and with BOTH above
+constexpr int SUMS = POWERS * (BOTH ? 2 : 1);
+// numbers that describe one side of a block: moments of every channel and of the extra scalar
+constexpr int HALF = POWERS * (WIDTH + 1);
+// and all of them
+constexpr int SIZE = SUMS * (WIDTH + 1);
+// numbers that describe a track: nodes, coefficients below and above, rate
+constexpr int TABLE = NODES + NODES * SUMS + 1;
+static_assert(!BOTH || (NODES == 1 && RATE && !COMPACT && !FOLDED), "sources above are those of a single node at zero");
 // places of the walk on the line of sources: one for every node, or one with ties and one without
 constexpr int KEPT = NODES * (HALVES ? 2 : 1);
 // those of node j: without ties, and with them
@@ -48,17 +59,12 @@ __device__ constexpr int loose(int j) { return HALVES ? 2 * j : j; }
 constexpr bool ADDED = !PRODUCTS, MULTIPLIED = PRODUCTS || SLOPES;
 constexpr int EACH_NODE = HALVES ? 2 : 1;
 constexpr int NEVER = 0x7fffffff;
+// targets of a batch whose ties are settled one by one
+constexpr int SETTLED = 4;
 // sources of a node that a batch may have, in thirty-twos: those of one node may be much denser than those of another
 constexpr int SPREAD = NODES > 1 ? 4 : 1;
 // sources of a batch
 constexpr int LIST = NODES > 1 ? 64 * NODES : 32 * KEPT;
-
-#if COMPACT
-// what has left the window of a compact kernel cancels, but for rounding that grows with the distance
-typedef double partial;
-#else
-typedef real partial;
-#endif
 
 template <int N> struct Int {
     static constexpr int value = N;
@@ -120,10 +126,12 @@ struct Line {
     }
 };
 
-// A side of the kernel: H(u - x_j) b_j(u - x_j) e^(-rate (u - x_j)), summed over the nodes j.
+// A side of the kernel: H(u - x_j) b_j(u - x_j) e^(-rate (u - x_j)), summed over the nodes j; with BOTH, of the only
+// node at zero the other side too.
 struct Side {
     real node[NODES];
     real below[NODES][POWERS];
+    real above[POWERS];
     real rate;
     // whether a tie counts
     bool closed;
@@ -136,9 +144,12 @@ struct Side {
             node[j] = real(table[j] * tau);
             double scale = 1.0;
 #pragma unroll
-            for (int i = 0; i < POWERS; i++, scale /= tau) below[j][i] = real(table[NODES + j * POWERS + i] * scale);
+            for (int i = 0; i < POWERS; i++, scale /= tau) {
+                below[j][i] = real(table[NODES + j * POWERS + i] * scale);
+                if (BOTH) above[i] = real(table[NODES + POWERS + i] * scale);
+            }
         }
-        rate = real(table[NODES + NODES * POWERS] / tau);
+        rate = real(table[TABLE - 1] / tau);
     }
 
     // whether a source at t counts for a target at s, at node j
@@ -172,44 +183,52 @@ struct Side {
         }
         return sum;
     }
-    // what a source at z below the origin gives to the factors of y^l
-    __device__ void weights(int j, real z, real (&weight)[POWERS]) const {
-        real decay = RATE ? exponential(-rate * z) : real(1);
+    // what a source at z below the origin gives to the factors of y^l, and at -z above it to those of (-y)^l, each
+    // multiplied with a share
+    __device__ void weights(int j, real z, real (&weight)[SUMS], real share_below, real share_above) const {
+        weigh(below[j], z, weight, share_below);
+        if (BOTH) weigh(above, -z, weight + (SUMS - POWERS), share_above);
+    }
+
+  private:
+    __device__ void weigh(const real (&coefficients)[POWERS], real z, real *weight, real share) const {
+        // of what has no share the exponential may be infinite
+        real decay = share == real(0) ? real(0) : RATE ? share * exponential(-rate * z) : share;
 #pragma unroll
         for (int l = 0; l < POWERS; l++) {
-            real sum = below[j][POWERS - 1] * real(binomial(POWERS - 1, l));
+            real sum = coefficients[POWERS - 1] * real(binomial(POWERS - 1, l));
 #pragma unroll
-            for (int i = POWERS - 2; i >= l; i--) sum = sum * z + below[j][i] * real(binomial(i, l));
+            for (int i = POWERS - 2; i >= l; i--) sum = sum * z + coefficients[i] * real(binomial(i, l));
             // so far away that the polynomial may overflow
             weight[l] = RATE && decay == real(0) ? real(0) : sum * decay;
         }
     }
 };
 
-// POWERS numbers for each channel of a lane, and for the extra scalar.
-template <typename T> struct Numbers {
-    T at[POWERS][VEC];
-    T extra[POWERS];
+// SUMS numbers, or those of one side, for each channel of a lane and for the extra scalar.
+template <typename T, int COUNT = SUMS> struct Numbers {
+    T at[COUNT][VEC];
+    T extra[COUNT];
 
     __device__ void clear() {
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) clear(l);
+        for (int l = 0; l < COUNT; l++) clear(l);
     }
     __device__ void clear(int l) {
 #pragma unroll
         for (int c = 0; c < VEC; c++) at[l][c] = T(0);
         extra[l] = T(0);
     }
-    template <typename W> __device__ void add_row(const W (&weight)[POWERS], const Row &row) {
+    __device__ void add_row(const real (&weight)[COUNT], const Row &row) {
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) {
+        for (int l = 0; l < COUNT; l++) {
 #pragma unroll
             for (int c = 0; c < VEC; c++) at[l][c] += weight[l] * T(row.at[c]);
         }
     }
-    template <typename S> __device__ void add_rows(const Numbers<S> &other) {
+    template <typename S> __device__ void add_rows(const Numbers<S, COUNT> &other) {
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) {
+        for (int l = 0; l < COUNT; l++) {
 #pragma unroll
             for (int c = 0; c < VEC; c++) at[l][c] += T(other.at[l][c]);
         }
@@ -227,7 +246,7 @@ template <typename T> struct Numbers {
     }
     __device__ void load(const double *place, int lane) {
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) {
+        for (int l = 0; l < COUNT; l++) {
 #pragma unroll
             for (int c = 0; c < VEC; c++) at[l][c] = place[l * (WIDTH + 1) + c * 32 + lane];
             extra[l] = place[l * (WIDTH + 1) + WIDTH];
@@ -235,7 +254,7 @@ template <typename T> struct Numbers {
     }
     __device__ void store(double *place, int lane) const {
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) {
+        for (int l = 0; l < COUNT; l++) {
 #pragma unroll
             for (int c = 0; c < VEC; c++) place[l * (WIDTH + 1) + c * 32 + lane] = at[l][c];
             if (lane == 0) place[l * (WIDTH + 1) + WIDTH] = extra[l];
@@ -243,8 +262,8 @@ template <typename T> struct Numbers {
     }
 };
 
-// Factors of y^l e^(-rate y) around an origin, when that moves up by `distance`.
-__device__ inline void move_factors(Numbers<double> &factors, double distance, double rate) {
+// Factors of y^l e^(-rate y) around an origin, when that moves up by `distance`; those from FIRST on.
+template <int FIRST> __device__ inline void move_side(Numbers<double> &factors, double distance, double rate) {
     double decay = RATE ? exp(-rate * distance) : 1.0;
 #pragma unroll
     for (int l = 0; l < POWERS; l++) {
@@ -252,14 +271,18 @@ __device__ inline void move_factors(Numbers<double> &factors, double distance, d
 #pragma unroll
         for (int i = l + 1; i < POWERS; i++) {
             power *= distance;
-            factors.mix(l, factors.at[i], factors.extra[i], power * binomial(i, l));
+            factors.mix(FIRST + l, factors.at[FIRST + i], factors.extra[FIRST + i], power * binomial(i, l));
         }
-        if (RATE) factors.scale(l, decay);
+        if (RATE) factors.scale(FIRST + l, decay);
     }
 }
+__device__ inline void move_factors(Numbers<double> &factors, double distance, double rate) {
+    move_side<0>(factors, distance, rate);
+    if (BOTH) move_side<SUMS - POWERS>(factors, -distance, rate);
+}
 
-// Moments sum z^k e^(-rate z) v of sources at z below an origin, when that moves up by `distance`.
-__device__ inline void move_moments(Numbers<double> &moments, double distance, double rate) {
+// Moments sum z^k e^(-rate z) v of sources at z below an origin, when that moves up by `distance`; or above and down.
+__device__ inline void move_moments(Numbers<double, POWERS> &moments, double distance, double rate) {
     double decay = RATE ? exp(-rate * distance) : 1.0;
 #pragma unroll
     for (int k = POWERS - 1; k >= 0; k--) {
@@ -299,25 +322,31 @@ template <typename T> __device__ inline T sum_lanes(T x) {
     return x;
 }
 
-// A source of a list, with what it gives to each of POWERS sums.
-template <typename T> struct alignas(sizeof(T) == 4 && POWERS == 1 ? 8 : 16) Source {
-    T weight[POWERS];
+// A source of a list, with what it gives to each of the sums.
+struct alignas(sizeof(real) == 4 && SUMS == 1 ? 8 : 16) Source {
+    real weight[SUMS];
     int index;
 };
 
+// Places for moments of a track: of its blocks, of all its sources, and of groups of blocks.
+__device__ inline index_t moment_places(index_t blocks) {
+    return blocks + 1 + (COMPACT ? (blocks + GROUP - 1) / GROUP : 0);
+}
+
 // ---- what comes before the walk
 
-// Moments of every block of sources around the first source behind it: (channel blocks, tracks, blocks + 1, SIZE).
+// Moments of every block of sources around the first source behind it, and with BOTH around its own first source too:
+// (channel blocks, tracks, moment_places, SIZE).
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     summarise(const real *places, const int *order, const real *rows, const real *weights, const double *table,
               const double *taus, double tau, double *moments, index_t tracks, index_t sides, index_t count,
               index_t dims, index_t stride, index_t mirrored) {
-    __shared__ Source<partial> lists[WARPS][32];
+    __shared__ Source lists[WARPS][32];
     index_t blocks = (count + BLOCK - 1) / BLOCK;
     index_t job = blockIdx.x * index_t(WARPS) + threadIdx.x / 32;
     int lane = threadIdx.x % 32;
     if (job >= tracks * blocks) return;
-    Source<partial> *list = lists[threadIdx.x / 32];
+    Source *list = lists[threadIdx.x / 32];
     index_t block = job % blocks, track = job / blocks, p = track / dims / sides, side = track / dims % sides;
     Line line(places, order, p * dims + track % dims, count, mirrored >> side & 1);
     if (FOLDED) line.keep_half(false, lane);
@@ -325,25 +354,29 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     real rate = real(table[TABLE - 1] / (taus ? taus[p] : tau));
     int start = int(block * BLOCK), stop = min(start + BLOCK, line.count);
     if (start >= stop) return;
-    real origin = line.place(min(stop, line.count - 1));
+    real origin = line.place(min(stop, line.count - 1)), begin = line.place(start);
     Numbers<double> total;
     total.clear();
     for (int first = start; first < stop; first += 32) {
         // behind the last source the weight is zero
         bool there = first + lane < stop;
         int index = there ? line.index(first + lane) : 0;
-        partial z = there ? partial(origin) - partial(line.place(first + lane)) : partial(0), extra[POWERS];
-        partial weight = !there ? partial(0) : RATE ? exponential(-partial(rate) * z) : partial(1);
-        partial scalar = there ? Scalars(weights, p * count)[index] : real(0);
+        real place = there ? line.place(first + lane) : origin, extra[SUMS];
+        real scalar = there ? Scalars(weights, p * count)[index] : real(0);
         __syncwarp();
         list[lane].index = index;
 #pragma unroll
-        for (int l = 0; l < POWERS; l++, weight *= z) {
-            list[lane].weight[l] = weight;
-            extra[l] = weight * scalar;
+        for (int half = 0; half < SUMS; half += POWERS) {
+            real z = half ? place - begin : origin - place;
+            real weight = !there ? real(0) : RATE ? exponential(-rate * z) : real(1);
+#pragma unroll
+            for (int l = half; l < half + POWERS; l++, weight *= z) {
+                list[lane].weight[l] = weight;
+                extra[l] = weight * scalar;
+            }
         }
         __syncwarp();
-        Numbers<partial> sum;
+        Numbers<real> sum;
         sum.clear();
 #pragma unroll
         for (int i = 0; i < 32; i += CHUNK) {
@@ -355,49 +388,51 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
         }
         total.add_rows(sum);
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) total.extra[l] += double(sum_lanes(extra[l]));
+        for (int l = 0; l < SUMS; l++) total.extra[l] += double(sum_lanes(extra[l]));
     }
-    total.store(moments + ((blockIdx.y * tracks + track) * (blocks + 1) + block) * SIZE, lane);
+    total.store(moments + ((blockIdx.y * tracks + track) * moment_places(blocks) + block) * SIZE, lane);
 }
 
 // From the moments of every block to those of all sources before it, around its first source; in place. What stands
-// behind the last block are those of all sources.
+// behind the last block are those of all sources. With BOTH, other warps go down from the top, to those of all sources
+// from its first one on. Of a compact kernel, each warp sums a group of blocks, around the first source behind it.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     accumulate(const real *places, const int *order, const double *table, const double *taus, double tau,
                double *moments, index_t tracks, index_t sides, index_t count, index_t dims, index_t mirrored) {
     index_t blocks = (count + BLOCK - 1) / BLOCK;
-    index_t track = blockIdx.x * index_t(WARPS) + threadIdx.x / 32;
+    index_t groups = (blocks + GROUP - 1) / GROUP, jobs = COMPACT ? groups : BOTH ? 2 : 1;
+    index_t job = blockIdx.x * index_t(WARPS) + threadIdx.x / 32, track = job / jobs;
     int lane = threadIdx.x % 32;
     if (track >= tracks) return;
     index_t p = track / dims / sides, side = track / dims % sides;
     Line line(places, order, p * dims + track % dims, count, mirrored >> side & 1);
     if (FOLDED) line.keep_half(false, lane);
     double rate = table[TABLE - 1] / (taus ? taus[p] : tau);
-    double *place = moments + (blockIdx.y * tracks + track) * (blocks + 1) * SIZE, *behind = place + blocks * SIZE;
-    int last = line.count - 1, number = (line.count + BLOCK - 1) / BLOCK;
-    Numbers<double> state, next;
+    double *start = moments + (blockIdx.y * tracks + track) * moment_places(blocks) * SIZE;
+    int number = (line.count + BLOCK - 1) / BLOCK;
+    int first = COMPACT ? int(job % jobs) * GROUP : 0, last = COMPACT ? min(first + GROUP, number) : number;
+    bool down = BOTH && job % 2;
+    auto place = [&](int block) { return start + block * SIZE + (down ? HALF : 0); };
+    // what the moments before and after this block are around
+    auto origin = [&](int block) { return double(line.place(min(block * BLOCK, line.count - 1))); };
+    Numbers<double, POWERS> state, next;
     state.clear();
-    if (number) {
-        next.load(place, lane);
-        double origin = line.place(0), end = line.place(min(BLOCK, last));
-        for (int block = 0; block < number; block++, place += SIZE) {
-            Numbers<double> here = next;
-            double distance = end - origin;
-            origin = end;
-            // the next block is on its way while this one is added
-            if (block + 1 < number) {
-                next.load(place + SIZE, lane);
-                end = line.place(min((block + 2) * BLOCK, last));
-            }
-            __syncwarp();
-            state.store(place, lane);
-            move_moments(state, distance, rate);
-            state.add_rows(here);
+    if (number) next.load(place(down ? last - 1 : first), lane);
+    for (int i = first; i < last; i++) {
+        Numbers<double, POWERS> here = next;
+        int block = down ? number - 1 - i : i;
+        double distance = origin(block + 1) - origin(block);
+        // the next block is on its way while this one is added
+        if (i + 1 < last) next.load(place(down ? block - 1 : block + 1), lane);
+        __syncwarp();
+        if (!down && !COMPACT) state.store(place(block), lane);
+        move_moments(state, distance, rate);
+        state.add_rows(here);
 #pragma unroll
-            for (int l = 0; l < POWERS; l++) state.extra[l] += here.extra[l];
-        }
+        for (int l = 0; l < POWERS; l++) state.extra[l] += here.extra[l];
+        if (down) state.store(place(block), lane);
     }
-    state.store(behind, lane);
+    if (!down) state.store(start + (blocks + (COMPACT ? 1 + job % jobs : 0)) * SIZE, lane);
 }
 
 // ---- the walk
@@ -422,12 +457,12 @@ __device__ inline real scan(real x, int lane) {
     return x;
 }
 
-// A target of a list, with its y^l e^(-rate y).
+// A target of a list, with its y^l e^(-rate y) and, with BOTH, (-y)^l e^(rate y).
 struct alignas(16) Target {
-    real weight[POWERS];
+    real weight[SUMS];
 #if SLOPES
     // the derivative by y
-    real slope[POWERS];
+    real slope[SUMS];
 #endif
     int index;
     // the sources of the list that the target behind it has passed
@@ -466,20 +501,82 @@ __device__ inline void add_to(real *place, real sum) {
 #endif
 }
 
-// Sixteen bytes on their way to shared memory.
-__device__ inline void copy_later(void *to, const void *from) {
-#ifdef __CUDA_ARCH__
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(from)
-                 : "memory");
+// Rows on their way to shared memory, for all lanes of a warp together.
+struct Copies {
+    static constexpr int BYTES = sizeof(Row) * 32;
+#if __CUDA_ARCH__ >= 900 && NODES > 1
+    // one instruction a row, which arrives at a barrier; with a single node that is no faster
+    unsigned barrier, turn;
+
+    __device__ Copies(unsigned long long *place, int lane)
+        : barrier(unsigned(__cvta_generic_to_shared(place))), turn(0) {
+        if (MULTIPLIED && lane == 0) {
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        }
+        __syncwarp();
+    }
+    // The rows of lanes that are in `some`, each with a row of its own to bring `to` its place.
+    __device__ void start(unsigned some, int lane, Row *to, const char *from) {
+        if (!some) return;
+        // what has been read and written there before
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        if (lane == 0) {
+            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+                         "r"(__popc(some) * BYTES)
+                         : "memory");
+        }
+        __syncwarp();
+        if (some >> lane & 1) {
+            asm volatile(
+                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                    unsigned(__cvta_generic_to_shared(to))),
+                "l"(from), "r"(BYTES), "r"(barrier)
+                : "memory");
+        }
+    }
+    __device__ void wait(unsigned some) {
+        if (!some) return;
+        unsigned done;
+        do {
+            asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                         "selp.u32 %0, 1, 0, p;\n}"
+                         : "=r"(done)
+                         : "r"(barrier), "r"(turn)
+                         : "memory");
+        } while (!done);
+        turn ^= 1;
+    }
 #else
-    for (int i = 0; i < 4; i++) static_cast<int *>(to)[i] = static_cast<const int *>(from)[i];
-#endif
-}
-__device__ inline void wait_for_copies() {
+    __device__ Copies(unsigned long long *, int) {}
+    // sixteen bytes at a time
+    __device__ void start(unsigned some, int lane, Row *to, const char *from) {
+        constexpr int PIECES = BYTES / 16;
+#pragma unroll
+        for (int i = 0; i < 32; i += 32 / PIECES) {
+            int l = i + lane / PIECES;
+            Row *there = reinterpret_cast<Row *>(__shfl_sync(ALL, reinterpret_cast<unsigned long long>(to), l));
+            const char *here =
+                reinterpret_cast<const char *>(__shfl_sync(ALL, reinterpret_cast<unsigned long long>(from), l));
+            if (some >> l & 1) piece(reinterpret_cast<char *>(there) + lane % PIECES * 16, here + lane % PIECES * 16);
+        }
+    }
+    __device__ void wait(unsigned) {
 #ifdef __CUDA_ARCH__
-    asm volatile("cp.async.wait_all;" ::: "memory");
+        asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
-}
+    }
+    __device__ static void piece(void *to, const void *from) {
+#ifdef __CUDA_ARCH__
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(to))),
+                     "l"(from)
+                     : "memory");
+#else
+        for (int i = 0; i < 4; i++) static_cast<int *>(to)[i] = static_cast<const int *>(from)[i];
+#endif
+    }
+#endif
+};
 
 // Sum the sources for a run of sorted targets.
 //
@@ -495,11 +592,13 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
          real *out, real *out_extra, const real *others, const real *other_extra, real *products, index_t heads,
          index_t sides, index_t count, index_t number, index_t dims, index_t stride, index_t mirrored, index_t closed,
          index_t negated, index_t length, index_t first_dim, index_t some_dims, index_t first_part) {
-    // behind the last source of a list stand some with a weight of zero
-    __shared__ Source<real> sources[LIST + CHUNK];
+    // where a source has its index, the one CHUNK before it has its weights: what is needed at a time is read at a
+    // time; behind the last source of a list stand some with a weight of zero
+    __shared__ Source sources[LIST + 2 * CHUNK];
     __shared__ Target targets[33];
     // rows of targets that sums are multiplied with
     alignas(16) __shared__ Row slots[MULTIPLIED ? 32 * 32 : 1];
+    __shared__ unsigned long long arrival;
     // for loops over the nodes that are not unrolled
     __shared__ Side nodes;
     __shared__ int places[KEPT];
@@ -514,6 +613,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     out_extra += p * number;
     Scalars target_scalars(other_extra, p * number);
     others += p * number * stride + channels * WIDTH;
+    Copies copies(&arrival, lane);
     Scalars scalars(weights, p * count);
     bool negative = negated >> side_number & 1;
     Side side;
@@ -528,7 +628,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     }
     real support = side.node[NODES - 1] - side.node[0];
     // a batch reaches no further than this: an exponential neither overflows nor loses digits, and little cancels
-    real span = RATE ? real(4) / side.rate : COMPACT ? support / 4 : infinity();
+    real span = BOTH ? real(REACH) / side.rate : RATE ? real(4) / side.rate : COMPACT ? support / 4 : infinity();
 
     int at = run * int(length), end = min(at + int(length), target_line.count);
     if (at >= end) return;
@@ -548,30 +648,30 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
 #pragma unroll
             for (int i = 0; i < CHUNK; i++) {
                 visit(first + i);
-                sum.add_row(sources[first + i].weight, row[i]);
-                if (first + CHUNK + i < some) row[i] = source_rows.load(sources[first + CHUNK + i].index);
+                Source next = sources[first + CHUNK + i];
+                sum.add_row(next.weight, row[i]);
+                row[i] = source_rows.load(next.index);
             }
         }
     };
 
-    // Add some sources of node j to the state, each with a share; or all of them at zero, which a folded line begins
-    // with.
-    auto absorb = [&](int j, int first, int last, real share, bool at_zero) {
-        real extra[POWERS];
+    // Add some sources to the state, with weights that `weigh(n, t, weight)` finds.
+    auto absorb = [&](int first, int last, auto weigh) {
+        real extra[SUMS];
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) extra[l] = real(0);
+        for (int l = 0; l < SUMS; l++) extra[l] = real(0);
         for (int n = first; n < last; n += 32) {
             bool there = n + lane < last;
             int index = there ? source_line.index(n + lane) : 0;
-            real scalar = there ? scalars[index] : real(0), weight[POWERS];
-            real t = at_zero ? real(0) : there ? source_line.place(n + lane) : origin;
-            nodes.weights(j, origin - t - nodes.node[j], weight);
+            real scalar = there ? scalars[index] : real(0), weight[SUMS];
+            weigh(n + lane, there ? source_line.place(n + lane) : origin, weight);
             __syncwarp();
             sources[lane].index = index;
+            if (lane < 2 * CHUNK) sources[32 + lane].index = 0;
 #pragma unroll
-            for (int l = 0; l < POWERS; l++) {
-                sources[lane].weight[l] = there ? share * weight[l] : real(0);
-                extra[l] += scalar * share * weight[l];
+            for (int l = 0; l < SUMS; l++) {
+                sources[CHUNK + lane].weight[l] = there ? weight[l] : real(0);
+                extra[l] += scalar * weight[l];
             }
             __syncwarp();
             Numbers<real> some;
@@ -581,7 +681,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         }
         __syncwarp();
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) state.extra[l] += sum_lanes(double(extra[l]));
+        for (int l = 0; l < SUMS; l++) state.extra[l] += sum_lanes(double(extra[l]));
     };
 
     // Begin in the middle: find the places and sum what has been passed, with the help of the moments of blocks.
@@ -598,33 +698,49 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         }
         __syncwarp();
         index_t blocks = (count + BLOCK - 1) / BLOCK, track = (p * sides + side_number) * dims + d;
-        const double *before = sums + (channels * heads * sides * dims + track) * (blocks + 1) * SIZE;
+        const double *before = sums + (channels * heads * sides * dims + track) * moment_places(blocks) * SIZE;
         if (FOLDED && sums) {
             Numbers<double> all;
-            real weight[POWERS];
+            real weight[SUMS];
             all.load(before + blocks * SIZE, lane);
-            nodes.weights(0, origin - nodes.node[0], weight);
+            nodes.weights(0, origin - nodes.node[0], weight, real(1), real(0));
 #pragma unroll
             for (int l = 0; l < POWERS; l++) state.mix(l, all.at[0], all.extra[0], -double(weight[l]));
         }
-        // Add moments around `center` of sources of node j.
-        auto add_moments = [&](int j, const double *place, real center) {
-            Numbers<double> moments;
+        // Add moments of sources at least `distance` below the origin, or above it, with the coefficients there.
+        auto add_moments = [&](const double *place, double distance, const real *coefficients, auto half) {
+            Numbers<double, POWERS> moments;
             moments.load(place, lane);
-            move_moments(moments, double(origin) - double(center) - double(nodes.node[j]), nodes.rate);
+            move_moments(moments, distance, nodes.rate);
 #pragma unroll
             for (int l = 0; l < POWERS; l++) {
 #pragma unroll
                 for (int i = l; i < POWERS; i++) {
-                    state.mix(l, moments.at[i - l], moments.extra[i - l], double(nodes.below[j][i]) * binomial(i, l));
+                    state.mix(decltype(half)::value + l, moments.at[i - l], moments.extra[i - l],
+                              double(coefficients[i]) * binomial(i, l));
                 }
             }
         };
+        if constexpr (BOTH) {
+            // the block that the origin is in, or more where ties reach further, is absorbed
+            int low = min(places[strict(0)], source_line.count - 1) / BLOCK,
+                high = (places[loose(0)] + BLOCK - 1) / BLOCK;
+            auto distance = [&](int block) { return double(origin) - double(source_line.place(block * BLOCK)); };
+            if (low > 0) add_moments(before + low * SIZE, distance(low), nodes.below[0], Int<0>());
+            if (high * BLOCK < source_line.count) {
+                add_moments(before + high * SIZE + HALF, -distance(high), nodes.above, Int<SUMS - POWERS>());
+            }
+            absorb(low * BLOCK, min(high * BLOCK, source_line.count), [&](int n, real t, real(&weight)[SUMS]) {
+                real share = n < places[strict(0)] ? real(1) : n < places[loose(0)] ? real(0.5) : real(0);
+                nodes.weights(0, origin - t, weight, share, real(1) - share);
+            });
+        }
         // the sources of a folded line at zero, those passed at every node, and their ties
 #pragma unroll 1
-        for (int part = FOLDED && !sums ? -1 : 0; part < KEPT; part++) {
+        for (int part = FOLDED && !sums ? -1 : 0; part < (BOTH ? 0 : KEPT); part++) {
             int j = max(part, 0) / EACH_NODE, first = COMPACT ? places[KEPT - 1] : 0, last = places[strict(j)];
             bool ties = HALVES && part % 2 == 1;
+            auto distance = [&](int j, real center) { return double(origin) - double(center) - double(nodes.node[j]); };
             if (part < 0) {
                 last = source_line.count;
             } else if (ties) {
@@ -633,10 +749,16 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 // what is left of the blocks at the ends is absorbed
                 int low = (first + BLOCK - 1) / BLOCK, high = last / BLOCK;
                 if (COMPACT && low < high) {
-                    absorb(j, first, low * BLOCK, real(1), false);
-                    for (int i = low; i < high; i++) {
-                        add_moments(j, before + i * SIZE,
-                                    source_line.place(min((i + 1) * BLOCK, source_line.count - 1)));
+                    absorb(first, low * BLOCK, [&](int, real t, real(&weight)[SUMS]) {
+                        nodes.weights(j, origin - t - nodes.node[j], weight, real(1), real(0));
+                    });
+                    for (int i = low; i < high;) {
+                        // of a whole group together
+                        bool many = i % GROUP == 0 && i + GROUP <= high;
+                        const double *here = before + (many ? blocks + 1 + i / GROUP : i) * SIZE;
+                        i += many ? GROUP : 1;
+                        add_moments(here, distance(j, source_line.place(min(i * BLOCK, source_line.count - 1))),
+                                    nodes.below[j], Int<0>());
                     }
                     first = high * BLOCK;
                 }
@@ -644,10 +766,19 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                     // behind the last source there is no block
                     high = min(high, (source_line.count - 1) / BLOCK);
                     first = high * BLOCK;
-                    if (high > 0) add_moments(j, before + high * SIZE, source_line.place(first));
+                    if (high > 0) {
+                        add_moments(before + high * SIZE, distance(j, source_line.place(first)), nodes.below[j],
+                                    Int<0>());
+                    }
                 }
             }
-            absorb(j, first, last, part < 0 ? real(-1) : ties ? real(0.5) : real(1), part < 0);
+            absorb(first, last, [&](int, real t, real(&weight)[SUMS]) {
+                nodes.weights(j, origin - (part < 0 ? real(0) : t) - nodes.node[j], weight,
+                              part < 0 ? real(-1)
+                              : ties   ? real(0.5)
+                                       : real(1),
+                              real(0));
+            });
         }
 #pragma unroll
         for (int j = 0; j < KEPT; j++) passed[j] = places[j];
@@ -655,23 +786,26 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     };
 
     // What the next batch begins with is on its way while the last one is walked: targets, and at every node sources,
-    // the next ones and, where they may be many, every SPREAD-th.
-    real next_s, next_t[NODES], next_mark[NODES];
+    // SPREAD neighbours a lane, and the index of one.
+    real next_s, next_t[NODES][SPREAD];
     int next_target, next_source[NODES];
     auto fetch = [&]() {
         next_s = at + lane < end ? target_line.place(at + lane) : infinity();
         next_target = at + lane < end ? target_line.index(at + lane) : 0;
 #pragma unroll
         for (int j = 0; j < NODES; j++) {
-            int i = passed[strict(j)] + lane, mark = passed[strict(j)] + lane * SPREAD + SPREAD - 1;
-            next_t[j] = i < source_line.count ? source_line.place(i) : infinity();
+            int i = passed[strict(j)] + lane;
             next_source[j] = i < source_line.count ? source_line.index(i) : 0;
-            next_mark[j] = mark < source_line.count ? source_line.place(mark) : infinity();
+#pragma unroll
+            for (int k = 0; k < SPREAD; k++) {
+                int n = passed[strict(j)] + lane * SPREAD + k;
+                next_t[j][k] = n < source_line.count ? source_line.place(n) : infinity();
+            }
         }
     };
 
     // The next targets and, at every node, the next sources; returns false, having done nothing, if a node is there
-    // once and there is a tie.
+    // once and there are many ties.
     auto batch = [&](auto each) {
         constexpr int EACH = decltype(each)::value, NN = NODES * EACH;
         // ties are rare enough to look for them one by one
@@ -684,21 +818,23 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         int target = next_target;
         bool wanted = at + lane < end;
         // how many sources a target has passed; one that may have passed more than there is room for waits
-        bool in = wanted && s - origin <= span, tied = false;
+        bool in = wanted && s - (BOTH ? renewed : origin) <= span, tied = false;
         int rank[NN], all = 0, busy = NN - 1;
 #pragma unroll
         for (int j = NN - 1; j >= 0; j--) {
             int left = source_line.count - passed[slot(j)];
-            real mark = next_mark[j / EACH];
+            // the last that a lane has
+            real mark = next_t[j / EACH][SPREAD - 1];
             if (EACH == 2 && (SPREAD > 1 || j % 2 == 0)) {
                 mark = lane < left ? source_line.place(passed[slot(j)] + lane) : infinity();
             }
-            rank[j] = WIDE * count_before(mark, [&](real t) { return passes(j, s, t); });
-            // between two marks
+            int lanes = count_before(mark, [&](real t) { return passes(j, s, t); });
+            rank[j] = WIDE * lanes;
+            // the others of the lane behind
 #pragma unroll
-            for (int i = 0; i < WIDE - 1; i++) {
-                bool there = wanted && rank[j] % WIDE == i && rank[j] < min(left, 32 * WIDE);
-                if (there && passes(j, s, source_line.place(passed[slot(j)] + rank[j]))) rank[j]++;
+            for (int k = 0; k < WIDE - 1; k++) {
+                real t = __shfl_sync(ALL, next_t[j / EACH][k], min(lanes, 31));
+                if (lanes < 32 && passes(j, s, t)) rank[j]++;
             }
             if (!wanted) rank[j] = min(left, 32 * WIDE);
             all += rank[j];
@@ -715,7 +851,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 tied = tied || (wanted && rank[j] < min(left, 32 * WIDE) && s - next == side.node[j]);
             }
         }
-        if (HALVES && EACH == 1 && __any_sync(ALL, tied)) return false;
+        if (HALVES && EACH == 1 && __popc(__ballot_sync(ALL, tied)) > SETTLED) return false;
         in = in && all <= LIST;
         // those before the first that waits
         unsigned waiting = ~__ballot_sync(ALL, in);
@@ -723,19 +859,21 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         in = lane < taken;
 
         // of the extra scalar: the sum and, with SLOPES, its derivative
-        real factor[POWERS], slope[POWERS], extra = real(0), extra_slope = real(0);
-        {
-            real y = s - origin, power = !in ? real(0) : RATE ? exponential(-side.rate * y) : real(1);
+        real factor[SUMS], slope[SUMS], extra = real(0), extra_slope = real(0);
+#pragma unroll
+        for (int half = 0; half < SUMS; half += POWERS) {
+            real sign = half ? real(-1) : real(1), y = sign * (s - origin);
+            real power = !in ? real(0) : RATE ? exponential(-side.rate * y) : real(1);
             if (FOLDED && s == real(0)) power *= real(0.5);
 #pragma unroll
             for (int l = 0; l < POWERS; l++, power *= y) {
-                factor[l] = in ? power : real(0);
-                slope[l] = RATE ? -side.rate * factor[l] : real(0);
-                if (l > 0) slope[l] += real(l) * factor[l - 1];
+                factor[half + l] = in ? power : real(0);
+                slope[half + l] = RATE ? -sign * side.rate * factor[half + l] : real(0);
+                if (l > 0) slope[half + l] += sign * real(l) * factor[half + l - 1];
             }
         }
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) {
+        for (int l = 0; l < SUMS; l++) {
             extra += factor[l] * real(state.extra[l]);
             extra_slope += slope[l] * real(state.extra[l]);
         }
@@ -744,6 +882,43 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         int low = passed[KEPT - 1] + rank[NN - 1], window = passed[0] + rank[0] - low;
         unsigned few = COMPACT ? __ballot_sync(ALL, in && window <= FEW) : 0;
         unsigned listed = __ballot_sync(ALL, in) & ~few;
+        // the sum, the slope and the product that ties have been denied so far, with nodes that are there once
+        real tie_extra = real(0), tie_slope = real(0), tie_product = real(0);
+        unsigned unsettled = HALVES && EACH == 1 ? __ballot_sync(ALL, tied) & listed : 0;
+        while (unsettled) {
+            int which = __ffs(unsettled) - 1, index = __shfl_sync(ALL, target, which);
+            real spot = __shfl_sync(ALL, s, which), result = real(0), sum_extra = real(0), sum_slope = real(0);
+            real sum[VEC] = {};
+            Row other = {};
+            if (MULTIPLIED) other = Rows(others, stride, lane).load(index);
+#pragma unroll
+            for (int j = 0; j < NN; j++) {
+                int n = passed[slot(j)] + __shfl_sync(ALL, rank[j], which);
+                // half of what a source just below gives more than one just above
+                real value = real(0.5) * (nodes.below[j / EACH][0] - (BOTH ? nodes.above[0] : real(0)));
+                real derivative = real(0);
+                if (POWERS > 1) {
+                    derivative = nodes.below[j / EACH][POWERS > 1] + (BOTH ? nodes.above[POWERS > 1] : real(0));
+                }
+                if (RATE) derivative -= nodes.rate * (nodes.below[j / EACH][0] + (BOTH ? nodes.above[0] : real(0)));
+                derivative = SLOPES ? real(0.5) * derivative : value;
+                for (; n < source_line.count && spot - source_line.place(n) == nodes.node[j / EACH]; n++) {
+                    int source = source_line.index(n);
+                    Row row = source_rows.load(source);
+#pragma unroll
+                    for (int c = 0; c < VEC; c++) {
+                        sum[c] += value * row.at[c];
+                        result += derivative * row.at[c] * other.at[c];
+                    }
+                    sum_extra += value * scalars[source];
+                    sum_slope += derivative * scalars[source];
+                }
+            }
+            if (ADDED) add_to(outputs + index_t(unsigned(index)) * source_rows.stride, sum);
+            if (MULTIPLIED) result = sum_lanes(result);
+            if (lane == which) tie_extra = sum_extra, tie_slope = sum_slope, tie_product = result;
+            unsettled &= unsettled - 1;
+        }
         int place = __popc(listed & ((1u << lane) - 1)), written = __popc(listed);
         __syncwarp();
         if (listed >> lane & 1) {
@@ -751,7 +926,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             // the one in front of the first is there for this alone
             targets[(place + 32) % 33].after = all;
 #pragma unroll
-            for (int l = 0; l < POWERS; l++) {
+            for (int l = 0; l < SUMS; l++) {
                 targets[place].weight[l] = factor[l];
 #if SLOPES
                 targets[place].slope[l] = slope[l];
@@ -759,17 +934,8 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             }
         }
         if (MULTIPLIED) {
-            // rows of targets, sixteen bytes at a time
-            constexpr int PIECES = sizeof(Row) * 32 / 16;
-#pragma unroll
-            for (int i = 0; i < 32; i += 32 / PIECES) {
-                int l = i + lane / PIECES, index = __shfl_sync(ALL, target, l), to = __shfl_sync(ALL, place, l);
-                if (listed >> l & 1) {
-                    copy_later(reinterpret_cast<char *>(slots + to * 32) + lane % PIECES * 16,
-                               reinterpret_cast<const char *>(others) + index_t(unsigned(index)) * source_rows.stride +
-                                   lane % PIECES * 16);
-                }
-            }
+            copies.start(listed, lane, slots + place * 32,
+                         reinterpret_cast<const char *>(others) + index_t(unsigned(target)) * source_rows.stride);
         }
 
         // the list of sources: each before the first target that has passed it
@@ -779,19 +945,26 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             // without any target, those of one node that the first has passed
             int some = __shfl_sync(ALL, rank[j], max(taken - 1, 0));
             if (taken == 0 && j != busy) some = 0;
-            real sums_before[POWERS];
+            real sums_before[SUMS];
 #pragma unroll
-            for (int l = 0; l < POWERS; l++) sums_before[l] = real(0);
+            for (int l = 0; l < SUMS; l++) sums_before[l] = real(0);
+            int upcoming = next_source[j / EACH];
 #pragma unroll 1
             for (int first = 0; first < some; first += 32) {
-                int i = first + lane, where = i;
+                int i = first + lane, where = i, source = upcoming;
                 bool here = i < some;
-                real t = next_t[j / EACH];
-                int source = next_source[j / EACH];
-                if (first > 0 || (EACH == 2 && j % 2 == 0)) {
+                real t = next_t[j / EACH][0];
+                if (SPREAD > 1) t = __shfl_sync(ALL, t, i / SPREAD);
+#pragma unroll
+                for (int k = 1; k < SPREAD; k++) {
+                    real other = __shfl_sync(ALL, next_t[j / EACH][k], i / SPREAD);
+                    if (lane % SPREAD == k) t = other;
+                }
+                if (EACH == 2 && (SPREAD > 1 || j % 2 == 0)) {
                     t = here ? source_line.place(passed[slot(j)] + i) : real(0);
                     source = here ? source_line.index(passed[slot(j)] + i) : 0;
                 }
+                if (i + 32 < some) upcoming = source_line.index(passed[slot(j)] + i + 32);
                 if (NN > 1 && taken > 0) {
                     // the targets before, that is, those which have not passed it
                     int before = count_before(rank[j], [&](int rank) { return rank <= i; });
@@ -804,13 +977,13 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                         where += last < 0 ? 0 : others;
                     }
                 }
-                real weight[POWERS], scalar = here ? scalars[source] : real(0);
-                side.weights(j / EACH, here ? origin - t - side.node[j / EACH] : real(0), weight);
+                real weight[SUMS], scalar = here ? scalars[source] : real(0), share = EACH == 2 ? real(0.5) : real(1);
+                // what joins the sources below leaves those above
+                side.weights(j / EACH, here ? origin - t - side.node[j / EACH] : real(0), weight, share, -share);
                 if (here) sources[where].index = source;
 #pragma unroll
-                for (int l = 0; l < POWERS; l++) {
-                    if (EACH == 2) weight[l] *= real(0.5);
-                    if (here) sources[where].weight[l] = weight[l];
+                for (int l = 0; l < SUMS; l++) {
+                    if (here) sources[CHUNK + where].weight[l] = weight[l];
                     // the extra scalar of the targets: sums over the sources of this node that they have passed
                     real sum = scan(here ? scalar * weight[l] : real(0), lane);
                     int mine = min(rank[j] - first, 32);
@@ -820,26 +993,26 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 }
             }
 #pragma unroll
-            for (int l = 0; l < POWERS; l++) state.extra[l] += double(sums_before[l]);
+            for (int l = 0; l < SUMS; l++) state.extra[l] += double(sums_before[l]);
             total += some;
             passed[slot(j)] += some;
             if (HALVES && EACH == 1) passed[loose(j)] += some;
         }
         at += taken;
         fetch();
+        if (lane < 2 * CHUNK) sources[total + lane].index = 0;
         if (lane < CHUNK) {
-            sources[total + lane].index = 0;
 #pragma unroll
-            for (int l = 0; l < POWERS; l++) sources[total + lane].weight[l] = real(0);
+            for (int l = 0; l < SUMS; l++) sources[total + CHUNK + lane].weight[l] = real(0);
         }
-        if (MULTIPLIED) wait_for_copies();
+        if (MULTIPLIED) copies.wait(listed);
         __syncwarp();
 
         Numbers<real> base, local;
         base.clear(), local.clear();
         base.add_rows(state);
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) {
+        for (int l = 0; l < SUMS; l++) {
 #pragma unroll
             // through a shuffle, as the compiler would convert it for every target again
             for (int c = 0; c < VEC; c++) base.at[l][c] = __shfl_sync(ALL, base.at[l][c], lane);
@@ -851,7 +1024,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             Target to = targets[next];
             real sum[VEC], derivative[VEC];
 #pragma unroll
-            for (int l = 0; l < POWERS; l++) {
+            for (int l = 0; l < SUMS; l++) {
 #pragma unroll
                 for (int c = 0; c < VEC; c++) {
                     real number = base.at[l][c] + local.at[l][c];
@@ -915,6 +1088,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             if (lane == which) extra = sum_extra, extra_slope = sum_slope, product = result;
             few &= few - 1;
         }
+        extra += tie_extra, extra_slope += tie_slope, product += tie_product;
         // the extra scalar belongs to the first block of channels
         if (MULTIPLIED && in) {
             if (channels == 0) product += (SLOPES ? extra_slope : extra) * target_scalars[target];
@@ -929,8 +1103,10 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     while (at < end) {
         if (!fresh) {
             real from = __shfl_sync(ALL, next_s, 0);
-            // what has left the window cancels but for rounding, which grows with the distance: sum it afresh
-            fresh = COMPACT && (from - renewed > FAR * support || from - origin > support);
+            // what has left the window, or the sources above, cancels but for rounding, which grows with the distance:
+            // sum it afresh
+            fresh = (COMPACT && (from - renewed > FAR * support || from - origin > support)) ||
+                    (BOTH && from - renewed > span);
             if (from != origin && !fresh) move_factors(state, double(from) - double(origin), side.rate);
             origin = from;
         }
