@@ -5,6 +5,8 @@ In 16 bits the tensors go there as they are and the bandwidth as torch's scale, 
 weights; `|k|^2 / 2` is split into three numbers of eight bits each.
 """
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -62,6 +64,8 @@ def _wide(problem: Problem, kernel: Softmax | Gauss) -> tuple[Tensor, Tensor, fl
 def _narrow(problem: Problem, kernel: Softmax | Gauss) -> tuple[Tensor, Tensor, float]:
     query, key = problem.query, problem.key
     if isinstance(kernel, Gauss):
+        origin = _middle(query, key)
+        query, key = query - origin, key - origin
         rest, parts = key.float().square().sum(-1, keepdim=True) / -2, []
         for _ in range(_PARTS):
             parts.append(rest.to(key.dtype))
@@ -69,4 +73,19 @@ def _narrow(problem: Problem, kernel: Softmax | Gauss) -> tuple[Tensor, Tensor, 
         spare = -(key.shape[-1] + _PARTS) % _EVEN
         query = F.pad(F.pad(query, (0, _PARTS), value=1.0), (0, spare))
         key = F.pad(torch.cat([key, *parts], -1), (0, spare))
+    else:
+        # a constant added to all keys changes nothing but the rounding of the query's gradient
+        key = key - _middle(key)
     return query, key, problem.bandwidth**-2
+
+
+def _middle(*points: Tensor) -> Tensor | float:
+    """What can be taken from all points without rounding: their middle, where they lie closely around it, else zero."""
+    points = [part.detach() for part in points if part.shape[-2]]
+    if not points:
+        return 0.0
+    low = functools.reduce(torch.minimum, (part.amin(-2, keepdim=True) for part in points))
+    high = functools.reduce(torch.maximum, (part.amax(-2, keepdim=True) for part in points))
+    middle = low / 2 + high / 2
+    # the difference of two numbers is exact if neither is more than twice the other
+    return torch.where(middle.abs() > 4 * (high - low), middle, 0.0)
