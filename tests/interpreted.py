@@ -6,7 +6,10 @@ import torch
 
 import sortattn
 from sortattn.kernels import PolynomialExponential, Spline, resolve
+from sortattn.ops.grid import causal as walk
 from sortattn.ops.grid import correction
+from sortattn.ops.grid.gpu import causal as gpu_causal
+from sortattn.ops.grid.gpu import causal_backward as gpu_backward
 from sortattn.ops.grid.gpu import launch
 from sortattn.ops.grid.gpu.api import grid_gpu
 from sortattn.ops.grid.nodes import place
@@ -16,8 +19,11 @@ from . import surrogate
 from .cases import Shape, assert_close, cotangent, draw, leaves
 
 
-def attention(points, kernel, nodes, phi, tau, mask=None):
-    """The surrogate in float64 on given nodes, with the kernel between them as `phi` says it is at this bandwidth."""
+def attention(points, kernel, nodes, phi, tau, chunk=0):
+    """The surrogate in float64 on given nodes, with the kernel between them as `phi` says it is at this bandwidth.
+
+    With a `chunk` the call is causal, and pairs within a chunk of the keys are exact.
+    """
     query, key, value = points
     wide = tau[:, None, None, None]
 
@@ -29,8 +35,11 @@ def attention(points, kernel, nodes, phi, tau, mask=None):
     whole = plain(wide) + (phi - plain(wide.detach()))
     rows, columns = (surrogate.weights(part.mT, nodes, wide, decays(kernel)) for part in (query, key))
     matrix = (rows @ whole @ columns.mT).sum(1)
-    if mask is not None:
-        matrix = torch.where(mask[:, None], matrix, 0.0)
+    if chunk:
+        place, n = torch.arange(query.shape[1])[:, None] + key.shape[1] - query.shape[1], torch.arange(key.shape[1])
+        near = place // chunk == n // chunk
+        matrix = torch.where(near, kernel.gram(query, key, tau[:, None, None]), matrix)
+        matrix = torch.where(n <= place, matrix, 0.0)
     return matrix @ value / matrix.sum(-1, keepdim=True)
 
 
@@ -42,22 +51,24 @@ def decays(kernel):
     return kernel.name == "add_laplace"
 
 
-def gradients(name, dtype, dims, count=12):
+def gradients(name, dtype, dims, count=12, chunk=0):
     """Output and gradients beside float64 autograd through the same surrogate."""
     kernel = KERNELS.get(name) or resolve(name)
-    shape = Shape((2,), 30, 40, dims, 5)
+    shape = Shape((2,), 40 if chunk else 30, 40, dims, 5)
     inputs = draw(shape, dtype)
     tau = torch.tensor([0.8, 1.7])
     points = leaves(*inputs, tau)
-    output = sortattn.kernel_attention(*points[:3], kernel, bandwidth=points[3], backend=f"grid:{count}")
+    options = {"bandwidth": points[3], "backend": f"grid:{count}", "is_causal": bool(chunk)}
+    output = sortattn.kernel_attention(*points[:3], kernel, **options)
     gradient = cotangent(shape, dtype)
     actual = torch.autograd.grad(output, points, gradient)
     parameters = torch.empty(0) if kernel.parameters() is None else kernel.parameters()
+    # the nodes are the same, whether a call is causal or not
     found = grid_gpu(*inputs, torch.empty(2, 0), tau, parameters, kernel.name, decays(kernel), count, 1, False, True)
     grid = launch.Grid(found[2], found[3], tau, launch.Layout(count, dtype), launch.formula(kernel, tau.device))
     phi = grid.matrix(torch.zeros(2, dtype=torch.int32))[..., :count, :count].double()
     exact = leaves(*(part.double() for part in (*inputs, tau)))
-    wanted = attention(exact[:3], kernel, found[2][..., :count].double(), phi, exact[3])
+    wanted = attention(exact[:3], kernel, found[2][..., :count].double(), phi, exact[3], chunk)
     expected = torch.autograd.grad(wanted, exact, gradient.double())
     bound = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
     assert_close(output, wanted, bound)
@@ -72,6 +83,45 @@ KERNELS = {
     "spline": Spline([-1.0, 0.5], [0.5, 1.0, -0.25], offset=1.0),
     "matern": PolynomialExponential([1.0, 1.0]),
 }
+
+
+def causal_gradients(name, dtype, dims):
+    """The same for a causal call, in chunks of 16."""
+    gpu_causal.CHUNK = walk._CHUNK = 16
+    gradients(name, dtype, dims, chunk=16)
+
+
+def causal():
+    """Masks, groups, fewer and more queries than keys, and kernel sums of causal calls, near the definition."""
+    gpu_causal.CHUNK = 16
+    for name, rows, columns, dims in (("add_bump", 20, 33, 3), ("add_laplace", 40, 33, 2), ("add_riesz", 33, 70, 17)):
+        query, key, value = (part[None] for part in draw(Shape((4,), rows, columns, dims, 4), torch.float32))
+        call = {"key_mask": torch.arange(columns)[None] % 3 != 0, "enable_gqa": True, "is_causal": True}
+        for function in (sortattn.kernel_attention, sortattn.kernel_sum):
+            found = function(query, key[:, :2], value[:, :2], name, **call, backend="grid:48")
+            wanted = function(query, key[:, :2], value[:, :2], name, **call, backend="reference")
+            assert_close(found, wanted, 0.02)
+        query[0, 1, 3, 1] = torch.nan
+        found = sortattn.kernel_attention(query, key[:, :2], value[:, :2], name, **call, backend="grid:48")
+        assert found[0, 1].isnan().all()
+        assert found[0, [0, 2, 3]].isfinite().all()
+
+
+def causal_ways(name, dtype, dims):
+    """Causal gradients by the kernels beside those by torch, which a gradient of the bandwidth asks for."""
+    gpu_causal.CHUNK = gpu_backward.CHUNK = walk._CHUNK = 16
+    shape = Shape((2,), 40, 40, dims, 5)
+    gradient = cotangent(shape, dtype)
+    for mask in (None, torch.arange(40)[None] % 4 != 1):
+        found = []
+        for wanted in (False, True):
+            points = leaves(*draw(shape, dtype))
+            tau = torch.tensor([0.8, 1.7], requires_grad=wanted)
+            options = {"bandwidth": tau, "backend": "grid:24", "is_causal": True, "key_mask": mask}
+            output = sortattn.kernel_attention(*points, name, **options)
+            found.append(torch.autograd.grad(output, points, gradient))
+        for label, one, other in zip(("query", "key", "value"), *found, strict=True):
+            assert_close(one, other, {torch.float32: 1e-5, torch.float16: 2e-3}[dtype], name=label)
 
 
 def masks():
@@ -160,8 +210,10 @@ def operators():
 if __name__ == "__main__":
     assert launch.INTERPRETED
     what, *rest = sys.argv[1:]
-    if what == "gradients":
+    if rest:
         name, dtype, dims = rest
-        gradients(name, getattr(torch, dtype), int(dims))
+        checks = (gradients, causal_gradients, causal_ways)
+        {check.__name__: check for check in checks}[what](name, getattr(torch, dtype), int(dims))
     else:
-        {"masks": masks, "sums": sums, "operators": operators, "matrix": matrix}[what]()
+        checks = (masks, sums, operators, matrix, causal)
+        {check.__name__: check for check in checks}[what]()

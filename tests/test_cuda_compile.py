@@ -29,14 +29,23 @@ def compile_all(kernels, architectures) -> None:
             assert kernel.entry.encode() in code
 
 
-def passes(name, dtype, wide):
+def passes(name, dtype, wide, coarse=False):
     # one entry stands for all of its pass: they are compiled together
-    return [cuda.kernel_of(entry, name, dtype, wide) for entry in ("forward", "backward_query")]
+    entries = ("forward", "backward_query")
+    if name in cuda.STEPS and dtype == torch.float32 and not wide:
+        entries = ("forward", "forward_values", "slopes")
+    return [cuda.kernel_of(entry, name, dtype, wide, coarse) for entry in entries]
 
 
 @pytest.mark.parametrize("name", cuda.NAMES)
 def test_tiled_kernels_compile(name):
     compile_all(passes(name, torch.float32, False), ARCHITECTURES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", cuda.STEPS)
+def test_tiled_kernels_for_inputs_of_16_bits_compile(name):
+    compile_all(passes(name, torch.float32, False, coarse=True), ["sm_90"])
 
 
 # a table, a distance and a plain sum: what differs with the type and the width is shared by the others

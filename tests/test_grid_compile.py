@@ -54,7 +54,7 @@ def _kind(value) -> str:
     [("add_riesz", torch.bfloat16, False), ("add_laplace", torch.float16, True), ("add_bump", torch.float32, False)],
 )
 def test_all_kernels_compile(name, dtype, masked, monkeypatch, tmp_path):
-    from sortattn.ops.grid.gpu import launch
+    from sortattn.ops.grid.gpu import causal, launch
     from sortattn.ops.grid.gpu.backward import backward
     from sortattn.ops.grid.gpu.forward import forward
 
@@ -70,4 +70,12 @@ def test_all_kernels_compile(name, dtype, masked, monkeypatch, tmp_path):
     found.grid.nodes.copy_(torch.arange(16.0))
     state = (found.out, found.totals, found.grid, found.tables, found.flags)
     backward(value, query, key, value, weight, *state, kernel, torch.empty(0), True, True)
-    assert {key[0] for key in seen} >= {"nodes_kernel", "collect_kernel", "read_kernel", "slopes_kernel"}
+    causal.forward(query, key, value, weight, torch.ones(2), launch.formula(kernel, query.device), 16, 1, True)
+    assert {key[0] for key in seen} >= {
+        "nodes_kernel",
+        "collect_kernel",
+        "read_kernel",
+        "slopes_kernel",
+        "near_kernel",
+        "walk_kernel",
+    }

@@ -38,6 +38,38 @@ def test_output_and_gradients_are_those_of_the_surrogate(name, dtype, dims):
     interpret("gradients", name, dtype, dims)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "dims"),
+    [
+        ("add_riesz", "float32", "17"),
+        ("add_riesz", "bfloat16", "3"),
+        ("add_laplace", "float32", "2"),
+        ("add_bump", "float16", "17"),
+        ("spline", "float32", "2"),
+        ("matern", "float32", "2"),
+    ],
+)
+def test_causal_output_and_gradients_are_those_of_the_surrogate(name, dtype, dims):
+    interpret("causal_gradients", name, dtype, dims)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "dims"),
+    [
+        ("add_riesz", "float32", "17"),
+        ("add_riesz", "float16", "17"),
+        ("add_bump", "float32", "3"),
+        ("add_laplace", "float32", "2"),
+    ],
+)
+def test_causal_gradients_by_kernels_are_those_by_torch(name, dtype, dims):
+    interpret("causal_ways", name, dtype, dims)
+
+
+def test_causal_masks_groups_and_lengths():
+    interpret("causal")
+
+
 def test_the_kernel_between_nodes_is_corrected_as_by_torch():
     interpret("matrix")
 

@@ -1,4 +1,4 @@
-"""The forward kernel of the tiled backend, run on the CPU: every path through it, against the definition in float64."""
+"""The kernels of the tiled backend, run on the CPU: every path through them, against the definition in float64."""
 
 import contextlib
 
@@ -8,8 +8,8 @@ import torch
 import sortattn
 from sortattn.ops.tiled import cuda
 
-from .cases import CASES, Shape, assert_close, draw
-from .definition import FORWARD
+from .cases import CASES, Shape, assert_close, cotangent, draw, leaves
+from .definition import FORWARD, GRADIENT
 from .emulation.emulator import AVAILABLE, EmulatedKernel
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs g++ on Linux, and its halves")
@@ -20,26 +20,28 @@ NAMES = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-def emulated():
-    """`cuda.kernel_of` for the CPU."""
-    honest = cuda.kernel_of
+KERNEL_OF = cuda.kernel_of
 
-    def kernel_of(*key):
-        kernel = honest(*key)
-        return EmulatedKernel(kernel.source, kernel.entry, kernel.defines, "tiled.h")
 
-    return kernel_of
+def emulated(find, *more):
+    """The kernels that `find` finds, for the CPU; with `more` defined."""
+
+    def found(*key):
+        kernel = find(*key)
+        return EmulatedKernel(kernel.source, kernel.entry, (*kernel.defines, *more), "tiled.h")
+
+    return found
 
 
 @pytest.fixture(autouse=True)
-def _as_on_a_device(device, monkeypatch, emulated):
+def _as_on_a_device(device, monkeypatch):
     """Calls on the CPU take the way of CUDA devices, up to the launch."""
     if device != "cpu":
         pytest.skip("a CUDA device needs no emulation")
-    monkeypatch.setattr(cuda, "kernel_of", emulated)
+    monkeypatch.setattr(cuda, "kernel_of", emulated(cuda.kernel_of))
+    monkeypatch.setattr(cuda, "survey_of", emulated(cuda.survey_of))
     monkeypatch.setattr(cuda, "serves", lambda query, value, kernel: kernel in cuda.NAMES)
-    monkeypatch.setattr(cuda.torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(cuda, "on", lambda _: contextlib.nullcontext())
     # blocks look through the inputs by themselves, whatever the length
     monkeypatch.setattr(cuda, "_SHORT", 1 << 20)
 
@@ -74,6 +76,85 @@ def test_every_path_of_the_forward_kernel_computes_the_definition(name):
     # values that halves cannot hold
     compare(name, query, key, value * 1e-30)
     compare(name, query, key, value * 1e30)
+
+
+def compare_gradients(name, inputs, gradient, **options):
+    """Of queries, keys, values and the bandwidth."""
+    kernel = CASES[name].kernel
+    # every head has its own
+    bandwidth = torch.linspace(1.0, 1.2, inputs[0].shape[0]) * CASES[name].bandwidth(inputs[0].shape[-1])
+
+    def gradients(dtype, backend):
+        points = leaves(*(part.to(dtype) for part in (*inputs, bandwidth)))
+        output = sortattn.kernel_attention(*points[:3], kernel, bandwidth=points[3], backend=backend, **options)
+        return torch.autograd.grad(output, points, gradient.to(dtype))
+
+    pairs = list(zip(gradients(torch.float32, "tiled"), gradients(torch.float64, "reference"), strict=True))
+    # of the Riesz kernels the quotient hardly depends on the bandwidth: rounding is all there is of that gradient
+    for actual, wanted in pairs[:3] if "riesz" in name else pairs:
+        assert_close(actual, wanted, GRADIENT[torch.float32])
+
+
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump"])
+def test_every_path_of_the_backward_kernels_computes_the_definition(name):
+    shape = Shape((1,), 70, 80, 33, 20)
+    inputs, gradient = draw(shape, torch.float32), cotangent(shape, torch.float32)
+    compare_gradients(name, inputs, gradient, is_causal=True)
+    # ties are the rule, and a part of the keys is masked
+    coarse = [*((part * 4).round() / 4 for part in inputs[:2]), inputs[2]]
+    mask = torch.rand(1, 80, generator=torch.Generator().manual_seed(2)) < 0.6
+    compare_gradients(name, coarse, gradient, key_mask=mask)
+    # few dimensions and odd rows, which no 16 bytes hold; points far out, where factors do not serve
+    small = Shape((2,), 5, 70, 3, 5)
+    inputs, gradient = draw(small, torch.float32), cotangent(small, torch.float32)
+    inputs[0][0, 0, 1] = 40.0
+    compare_gradients(name, inputs, gradient)
+
+
+def test_devices_before_hopper_make_steps_of_halves(monkeypatch):
+    monkeypatch.setattr(cuda, "kernel_of", emulated(KERNEL_OF, ("__CUDA_ARCH__", 800)))
+    shape = Shape((1,), 20, 70, 9, 8)
+    inputs = draw(shape, torch.float32)
+    coarse = [*((part * 4).round() / 4 for part in inputs[:2]), inputs[2]]
+    compare_gradients("add_bump", coarse, cotangent(shape, torch.float32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", pytest.param("add_bump", marks=pytest.mark.slow)])
+def test_inputs_of_16_bits_lose_no_more_than_their_rounding(name, dtype):
+    shape = Shape((1,), 20, 70, 9, 8)
+    inputs, gradient = draw(shape, dtype), cotangent(shape, dtype)
+
+    def run(dtype, backend):
+        points = leaves(*(part.to(dtype) for part in inputs))
+        output = sortattn.kernel_attention(*points, CASES[name].kernel, backend=backend)
+        return output, *torch.autograd.grad(output, points, gradient.to(dtype))
+
+    for actual, wanted in zip(run(dtype, "tiled"), run(torch.float64, "reference"), strict=True):
+        assert_close(actual, wanted, GRADIENT[dtype])
+
+
+@pytest.mark.parametrize("name", ["laplace", "riesz"])
+def test_the_gradients_of_kernels_of_a_distance(name):
+    shape = Shape((1,), 10, 70, 6, 5)
+    compare_gradients(name, draw(shape, torch.float32), cotangent(shape, torch.float32), is_causal=True)
+
+
+def test_grouped_heads_have_gradients_of_their_own_queries():
+    shape = Shape((1, 2), 40, 70, 6, 5)
+    query, key, value = draw(shape, torch.float32)
+    shared = [query, key[:, :1], value[:, :1]]
+    gradient = cotangent(shape, torch.float32)
+    for causal in (False, True):
+
+        def gradients(dtype, backend, causal=causal):
+            points = leaves(*(part.to(dtype) for part in shared))
+            options = {"backend": backend, "enable_gqa": True, "is_causal": causal}
+            output = sortattn.kernel_attention(*points, "add_riesz", **options)
+            return torch.autograd.grad(output, points, gradient.to(dtype))
+
+        for one, other in zip(gradients(torch.float32, "tiled"), gradients(torch.float64, "reference"), strict=True):
+            assert_close(one, other, GRADIENT[torch.float32])
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def kernel_attention(
         key_mask=key_mask,
         is_causal=is_causal,
         enable_gqa=enable_gqa,
-        native=choose.takes_16_bits(backend, query),
+        native=choose.takes_16_bits(backend, query, chosen, bandwidth),
     )
     run = choose.backend(backend, problem, chosen, normalised=True)
     return problem.restore(_full_precision(problem, lambda: run.attention(problem, chosen)))

@@ -12,6 +12,7 @@ from .ops.grid import Grid, gpu
 from .ops.grid.error import worst
 from .ops.grid.options import MOST, nodes_for
 from .ops.sorted import backend as sorted_
+from .ops.tiled import sdpa
 from .precision import get_precision
 from .validation import Problem
 
@@ -69,6 +70,8 @@ _COSTS: dict[str, dict[tuple[str, str], Cost]] = {
     "cuda": {
         ("tiled", "sided"): Cost(call=1e5, pair=1.6e-4),
         ("sorted", "sided"): Cost(call=4e5, point=1.7e-3),
+        # two calls in 16 bits with 64 nodes, of which one is for the estimate of the error, that a decision waits for
+        ("grid", "sided"): Cost(call=3e6, point=7e-4),
         ("tiled", "dense"): Cost(call=1e5, pair=1.7e-4),
         ("tiled", "sdpa"): Cost(call=2e5, pair=2e-5, product=2e-5),
         ("linear", "features"): Cost(call=3e5, feature=1e-4),
@@ -95,9 +98,16 @@ def backend(name: str, problem: Problem, kernel: Kernel, normalised: bool) -> Mo
     return module
 
 
-def takes_16_bits(name: str, query: object) -> bool:
-    """Whether the backend of that name works on 16-bit tensors as they are: the grid does on a GPU."""
-    return isinstance(name, str) and name.partition(":")[0] == "grid" and isinstance(query, Tensor) and gpu.here(query)
+def takes_16_bits(name: str, query: object, kernel: Kernel | None = None, bandwidth: object = None) -> bool:
+    """Whether the backend of that name works on 16-bit tensors as they are: on a GPU.
+
+    The grid does; and where the result is divided by the sum of weights of this kernel, torch's own attention.
+    """
+    if not isinstance(name, str) or not isinstance(query, Tensor):
+        return False
+    if name in ("auto", "tiled"):
+        return kernel is not None and sdpa.takes_16_bits(kernel, query, bandwidth)
+    return name.partition(":")[0] == "grid" and gpu.here(query)
 
 
 def named(name: str) -> ModuleType | Grid:

@@ -139,7 +139,12 @@ def _add_bench(commands) -> None:
     what.add_argument(
         "--kernel", action="append", metavar="NAME", help=f"may be repeated, default: {' '.join(KERNELS_BY_DEFAULT)}"
     )
-    what.add_argument("--backend", action="append", metavar="NAME", help="may be repeated, default: auto")
+    what.add_argument(
+        "--backend",
+        action="append",
+        metavar="NAME",
+        help="may be repeated, default: auto; cudnn, flash and mem_eff are those of torch's softmax",
+    )
     what.add_argument("--dtype", action="append", metavar="NAME", help="may be repeated, default: float32")
     what.add_argument("-n", "--sizes", type=count, nargs="+", metavar="N", help="default: 512, 1024 ... 16384")
     what.add_argument("--backward", action="store_true", help="forward and backward too, not only forward")

@@ -23,6 +23,12 @@ def test_groups_hold_softmax_first_and_sizes_ascend():
         assert len({(case.dtype, case.passes, case.n) for case in group.cases}) == 1
 
 
+def test_the_ways_of_softmax_are_not_crossed_with_kernels():
+    (group,) = make_groups(["relu", "elu"], ["cudnn", "auto"], ["float16"], [16])
+    pairs = [(case.kernel, case.backend) for case in group.cases]
+    assert pairs == [("softmax", "sdpa"), ("softmax", "cudnn"), ("relu", "auto"), ("elu", "auto")]
+
+
 def test_inputs_have_the_shapes_of_the_settings_and_are_the_same_for_every_kernel():
     settings = Settings(batch=2, heads=3, head_dim=8, value_dim=5)
     case = Case("elu", "auto", "float16", BOTH, 7)

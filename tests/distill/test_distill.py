@@ -12,10 +12,13 @@ import torch
 import sortattn
 from sortattn import distill as d
 from sortattn.distill import store
+from sortattn.distill.answers import answered
+from sortattn.distill.objectives import embedding
 from sortattn.errors import CommandError
 
 from ..integrations import tiny
 
+ROOT = Path(__file__).parents[2]
 NAME = "nomic" if tiny.VERSION >= 5 else "llama"
 LAYERWISE = d.Stage("layerwise", steps=4, rate=1e-3, final_rate=5e-4)
 END_TO_END = d.Stage("end-to-end", steps=4, rate=1e-4, final_rate=1e-5, warmup=0.5)
@@ -36,6 +39,12 @@ def make(name=NAME, kernel="add_laplace", **options):
 
 def stages(teacher, student, layerwise=LAYERWISE, end_to_end=END_TO_END):
     return [(layerwise, d.Layerwise(teacher, student)), (end_to_end, d.EndToEnd(teacher, student))]
+
+
+def taught(work, batch):
+    with torch.no_grad():
+        lesson = batch["expected"] if "expected" in batch else work.teach(batch)
+    return list(work.losses(batch, lesson))
 
 
 def weights(student):
@@ -87,7 +96,7 @@ def test_a_teacher_with_kernel_attention_keeps_it():
 def test_layer_losses_are_those_of_the_attention_modules_on_the_teachers_inputs():
     teacher, student = make()
     batch = batches(0)
-    losses = list(d.Layerwise(teacher, student).losses(batch))
+    losses = taught(d.Layerwise(teacher, student), batch)
     assert len(losses) == 2
     inputs, outputs = [], []
     modules = [module for module in teacher.modules() if hasattr(module, "is_causal")]
@@ -104,7 +113,7 @@ def test_layer_losses_are_those_of_the_attention_modules_on_the_teachers_inputs(
 
 def test_layers_do_not_depend_on_each_other():
     teacher, student = make()
-    first, second = d.Layerwise(teacher, student).losses(batches(0))
+    first, second = taught(d.Layerwise(teacher, student), batches(0))
     groups = d.Layerwise(teacher, student).groups()
     assert all(g is None for g in torch.autograd.grad(first, groups[1], allow_unused=True))
     assert all(g is not None for g in torch.autograd.grad(second, groups[1], allow_unused=True))
@@ -113,7 +122,7 @@ def test_layers_do_not_depend_on_each_other():
 def test_embeddings_are_matched_over_the_real_tokens():
     teacher, student = make()
     batch = batches(0)
-    (loss,) = d.EndToEnd(teacher, student).losses(batch)
+    (loss,) = taught(d.EndToEnd(teacher, student), batch)
     # a short text alone, without its padding
     embeddings = []
     for model in (student, teacher):
@@ -251,7 +260,7 @@ def test_gradients_are_clipped(tmp_path):
 def test_two_processes_are_one_with_twice_the_batches(tmp_path):
     script = Path(__file__).with_name("two_processes.py")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--standalone"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "src")))}
     command = [*torchrun, str(script), str(tmp_path / "two")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if "terminate called without an active exception" in done.stderr:
@@ -266,6 +275,85 @@ def test_two_processes_are_one_with_twice_the_batches(tmp_path):
         assert (part - weights(other)[name]).norm() <= 1e-4 * (part.norm() + 1e-6), name
     rows = [store.read_losses(tmp_path / name) for name in ("one", "two")]
     assert [row.loss for row in rows[1]] == pytest.approx([row.loss for row in rows[0]], rel=1e-4)
+
+
+# several students
+
+
+def pupils(folder, kernels=("add_laplace", "tri", "gauss")):
+    model = tiny.build(NAME)
+    pairs = {kernel: d.pair(model, kernel) for kernel in kernels}
+    return [d.Pupil(pair[1], stages(*pair), folder / kernel) for kernel, pair in pairs.items()]
+
+
+def test_students_learn_together_what_they_learn_alone(tmp_path):
+    together = pupils(tmp_path / "together")
+    rows = d.distill_together(together, batches)
+    for place, kernel in enumerate(("add_laplace", "tri", "gauss")):
+        alone, student = run(tmp_path / "alone" / kernel, kernel=kernel)
+        assert same(weights(student), weights(together[place].student))
+        assert [(row.stage, row.step, row.loss) for row in rows[place]] == [(r.stage, r.step, r.loss) for r in alone]
+        assert (tmp_path / "together" / kernel / "end-to-end" / "config.json").exists()
+
+
+def test_the_teacher_is_asked_once_for_all_of_a_layerwise_stage(tmp_path):
+    together = pupils(tmp_path)
+    asked = []
+    together[0].stages[0][1].teacher.register_forward_hook(lambda *call: asked.append(1))
+    d.distill_together([d.Pupil(pupil.student, pupil.stages[:1], pupil.folder) for pupil in together], batches)
+    assert len(asked) == LAYERWISE.steps
+
+
+def test_students_that_were_interrupted_at_different_steps_continue(tmp_path):
+    whole = pupils(tmp_path / "whole")
+    d.distill_together(whole, batches)
+    seen = []
+
+    def interrupted(number):
+        seen.append(number)
+        if len(seen) == 4:
+            raise KeyboardInterrupt
+        return batches(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        d.distill_together(pupils(tmp_path / "parts")[:1], interrupted, d.Settings(every=2))
+    steps = [store.load_checkpoint(tmp_path / "parts" / kernel) for kernel in ("add_laplace", "tri")]
+    assert [saved and saved["step"] for saved in steps] == [2, None]
+    parts = pupils(tmp_path / "parts")
+    d.distill_together(parts, batches)
+    for one, other in zip(whole, parts, strict=True):
+        assert same(weights(one.student), weights(other.student))
+
+
+# what the teacher has said before
+
+
+def test_answers_that_are_known_are_used_and_asked_for_once(tmp_path):
+    teacher, student = make()
+    numbers = range(10_000_000, 10_000_004)
+    asked = []
+    teacher.register_forward_hook(lambda *call: asked.append(1))
+
+    def known(**facts):
+        return answered(teacher, embedding, batches, numbers, tmp_path / "answers.pt", d.Settings(), facts)
+
+    given = known(data="these")
+    assert len(asked) == 4
+    assert "expected" not in given(3)
+    assert given(10_000_002)["expected"].shape == (4, 32)
+    first, second = (taught(d.EndToEnd(teacher, student), batch) for batch in (given(10_000_002), batches(10_000_002)))
+    assert first[0].item() == pytest.approx(second[0].item(), rel=1e-5)
+    assert len(asked) == 5
+    known(data="these")
+    assert len(asked) == 5
+    known(data="others")
+    assert len(asked) == 9
+    (tmp_path / "answers.pt").write_bytes(b"half")
+    known(data="others")
+    assert len(asked) == 13
+    next(teacher.parameters()).data += 1
+    known(data="others")
+    assert len(asked) == 17
 
 
 # what can go wrong

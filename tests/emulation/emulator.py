@@ -18,8 +18,10 @@ from sortattn.cuda.compile import Defines, _text
 
 COMPILER = shutil.which("g++")
 AVAILABLE = COMPILER is not None and platform.machine() == "x86_64" and platform.system() == "Linux"
-# a kernel's name and its parameters
-_ENTRY = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(([^)]*)\) {')
+# a kernel: its name, its parameters and all of it
+_ENTRY = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(([^)]*)\) {\n(?s:.*?)\n}\n')
+# a name and what stands for it, on lines that a backslash ends
+_MACRO = re.compile(r"(?m)^#define (\w+) +((?:[^\n]*\\\n)*[^\n]*)$")
 
 
 class EmulatedKernel:
@@ -36,25 +38,31 @@ class EmulatedKernel:
 
 @functools.cache
 def _library(source: Path, defines: Defines, twins: str | None) -> ctypes.CDLL:
-    """The source behind the emulator's header, and a function that launches each of its kernels."""
+    """The source behind the emulator's header, with a function that launches each of its kernels."""
     text = _text(source)
     if twins is not None:
         parts = re.split(r"(?m)^(?=inline |template |struct |extern |constexpr |static_assert|//|#)", text)
         text = "".join(part for part in parts if not (part.startswith("inline") and "asm" in part))
-    launchers = []
-    for entry, parameters in _ENTRY.findall(text):
+    written = {name: body.replace("\\\n", "") for name, body in _MACRO.findall(text)}
+
+    def with_launcher(kernel: re.Match) -> str:
+        """A kernel and a function that launches it, beside it, as some parts are compiled and not others."""
+        entry, parameters = kernel[1], re.sub(r"\b[A-Z]+\b", lambda word: written.get(word[0], word[0]), kernel[2])
         names = ", ".join(re.findall(r"(\w+)(?:,|$)", parameters))
-        launchers.append(
+        return (
+            f"{kernel[0]}"
             f'extern "C" void launch_{entry}(long width, long height, int block, {parameters}) {{\n'
-            f"    emulator::launch(width, height, block, [=]() {{ {entry}({names}); }});\n}}"
+            f"    emulator::launch(width, height, block, [=]() {{ {entry}({names}); }});\n}}\n"
         )
+
+    text = _ENTRY.sub(with_launcher, text)
     # its size is for a launch to decide: as much as there can be
     text = re.sub(r"extern __shared__ ([^;]*)\[\];", r"alignas(128) static \1[1 << 18];", text)
     headers = [f'#include "{Path(__file__).with_name(name)}"' for name in ("threads.h", twins) if name]
     macros = [f"#define {name} {value}" for name, value in defines]
     folder = Path(tempfile.mkdtemp(prefix="emulated"))
     code, library = folder / f"{source.stem}.cpp", folder / f"{source.stem}.so"
-    code.write_text("\n".join([*headers, *macros, text, *launchers]))
+    code.write_text("\n".join([*headers, *macros, text]))
     # a product and a sum are rounded one by one, as the kernels ask where it matters
     command = [COMPILER, "-O1", "-ffp-contract=off", "-std=c++17", "-w", "-shared", "-fPIC", "-o", library, code]
     try:

@@ -9,6 +9,9 @@ struct alignas(16) float4 {
 struct alignas(8) float2 {
     float x, y;
 };
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
 
 // ---- numbers
 
@@ -19,10 +22,10 @@ static int __float2int_rn(float x) { return lrintf(x); }
 // ---- in place of functions with assembly
 
 static float power_of_two(float x) { return exp2f(x); }
-static void copy(float *to, const float *from, int bytes) {
+template <class N> void copy(N *to, const N *from, int bytes) {
     for (int i = 0; i < 4; ++i) to[i] = i * 4 < bytes ? from[i] : 0;
 }
-static void copy_one(float *to, const float *from, int bytes) { *to = bytes ? *from : 0; }
+template <class N> void copy_one(N *to, const N *from, int bytes) { *to = bytes ? *from : 0; }
 static void arrive() {}
 static int distance_and_sum(float s, float t, int sum) { return sum + std::abs(__float_as_int(s) - __float_as_int(t)); }
 
@@ -33,6 +36,31 @@ static float half_of(unsigned both, int which) { return reinterpret<_Float16>((u
 static void split(float x, float y, unsigned &large, unsigned &small) {
     large = pack(x, y);
     small = pack(x - half_of(large, 0), y - half_of(large, 1));
+}
+
+static unsigned subtract(unsigned one, unsigned other) {
+    return pack(half_of(one, 0) - half_of(other, 0), half_of(one, 1) - half_of(other, 1));
+}
+static unsigned times(unsigned one, unsigned other) {
+    return pack(half_of(one, 0) * half_of(other, 0), half_of(one, 1) * half_of(other, 1));
+}
+static unsigned rest(unsigned part, unsigned x) {
+    return pack((1 - half_of(part, 0)) * half_of(x, 0), (1 - half_of(part, 1)) * half_of(x, 1));
+}
+static unsigned add_halves(unsigned one, unsigned other) {
+    return pack(__saturatef(half_of(one, 0) + half_of(other, 0)), __saturatef(half_of(one, 1) + half_of(other, 1)));
+}
+static unsigned add_integers(unsigned one, unsigned other) {
+    unsigned sums[2];
+    for (int i = 0; i < 2; ++i) {
+        int sum = short(one >> 16 * i) + short(other >> 16 * i);
+        sums[i] = sum < 0 ? 0 : sum > 2 ? 2 : sum;
+    }
+    return sums[0] | sums[1] << 16;
+}
+static unsigned __byte_perm(unsigned x, unsigned, unsigned which) {
+    unsigned half = which == 0x3232 ? x >> 16 : x & 0xffff;
+    return half | half << 16;
 }
 
 static unsigned fragments[32][32][6];
@@ -55,4 +83,22 @@ static void multiply_halves(float (&sums)[4], const unsigned (&a)[4], const unsi
     }
     emulator::wait_for_warp();
 }
-static void multiply(float &, float &, float &, float &, const unsigned (&)[4], const unsigned (&)[2]);
+// of numbers with 11 digits: what tensor cores do not read is cut off
+static void multiply(float &s, float &t, float &u, float &v, const unsigned (&a)[4], const unsigned (&b)[2]) {
+    unsigned (&warp)[32][6] = fragments[emulator::me / 32];
+    int lane = emulator::me % 32;
+    std::copy(a, a + 4, warp[lane]);
+    std::copy(b, b + 2, warp[lane] + 4);
+    emulator::wait_for_warp();
+    float *sums[4] = {&s, &t, &u, &v};
+    for (int e = 0; e < 4; ++e) {
+        int row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
+        double sum = *sums[e];
+        for (int k = 0; k < 8; ++k) {
+            unsigned left = warp[row % 8 * 4 + k % 4][row / 8 + k / 4 * 2], right = warp[column * 4 + k % 4][4 + k / 4];
+            sum += double(__uint_as_float(left & 0xffffe000)) * __uint_as_float(right & 0xffffe000);
+        }
+        *sums[e] = sum;
+    }
+    emulator::wait_for_warp();
+}

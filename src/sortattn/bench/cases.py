@@ -65,8 +65,13 @@ class Group:
 def make_groups(
     kernels: list[str], backends: list[str], dtypes: list[str], sizes: list[int], *, backward: bool = False
 ) -> list[Group]:
-    """All groups of a run, small sizes first; `backward` adds the forward and backward pass to the forward one."""
-    contenders = [SOFTMAX, *((kernel, backend) for kernel in kernels for backend in backends)]
+    """All groups of a run, small sizes first; `backward` adds the forward and backward pass to the forward one.
+
+    A backend of `SDPA_BACKENDS` is one of softmax, whatever the kernels are.
+    """
+    others = [("softmax", backend) for backend in backends if backend in SDPA_BACKENDS]
+    own = [(kernel, backend) for kernel in kernels for backend in backends if backend not in SDPA_BACKENDS]
+    contenders = [SOFTMAX, *others, *own]
     return [
         Group(tuple(Case(kernel, backend, dtype, passes, n) for kernel, backend in dict.fromkeys(contenders)))
         for dtype in dict.fromkeys(dtypes)

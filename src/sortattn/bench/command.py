@@ -10,7 +10,7 @@ import torch
 from ..choose import NAMES
 from ..errors import CommandError
 from ..kernels import KERNELS
-from .cases import Group, Settings, make_groups
+from .cases import SDPA_BACKENDS, Group, Settings, make_groups
 from .machine import this_machine
 from .plot import save_plot
 from .progress import progress
@@ -24,7 +24,7 @@ DTYPES = ("float64", "float32", "float16", "bfloat16")
 def bench(options: Namespace) -> int:
     """Runs what the options ask for; returns the exit code: 0, 1 if a case failed, 130 if it was interrupted."""
     check_names("kernel", options.kernel, list(KERNELS))
-    check_names("backend", [name.partition(":")[0] for name in options.backend], NAMES)
+    check_names("backend", [name.partition(":")[0] for name in options.backend], (*NAMES, *SDPA_BACKENDS))
     check_names("dtype", options.dtype, DTYPES)
     settings = Settings(
         batch=options.batch,

@@ -44,6 +44,7 @@ def draw(rows: Sequence[Row]):
 
 def _draw_panel(axes, title: str, rows: Sequence[Row]) -> None:
     others = 0
+    _draw_paper(axes, rows)
     for pair, name in labels(rows).items():
         line = sorted(times(rows, pair).items())
         if pair == SOFTMAX:
@@ -64,3 +65,16 @@ def _draw_panel(axes, title: str, rows: Sequence[Row]) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
+
+
+def _draw_paper(axes, rows: Sequence[Row]) -> None:
+    """The paper's own figures of the kernels in a panel, dotted, if it has the shape of its tables."""
+    from .paper.tables import label, published
+
+    first, sizes = rows[0], [row.n for row in rows]
+    if (first.batch, first.heads, first.head_dim, first.value_dim, first.causal) != (4, 12, 64, 64, False):
+        return
+    for key, column in published()[0][first.passes].items():
+        line = sorted((n, spent) for n, spent in column.items() if min(sizes) <= n <= max(sizes))
+        if line and key[0] in {row.kernel for row in rows if row.kernel != SOFTMAX[0]}:
+            axes.plot(*zip(*line, strict=True), color="0.6", linestyle=":", label=f"{label(key)}, paper (RTX 5090)")

@@ -1,5 +1,6 @@
 """Launch a kernel on the device and stream that torch is on."""
 
+import contextlib
 import ctypes
 import functools
 import struct
@@ -17,6 +18,8 @@ _handles: dict[tuple["Kernel", int], int] = {}
 # what the handles belong to, which must live as long as they
 _modules: list[object] = []
 _lock = threading.Lock()
+# arguments of a launch
+_MOST = 64
 
 
 @dataclass(frozen=True)
@@ -41,13 +44,11 @@ class Kernel:
         if handle is None:
             handle = self._own[device] = _handles.get((self, device)) or self._load(device)
         # the driver itself: cuda.core's launch takes half as long again
-        count = len(arguments)
-        words = (ctypes.c_int64 * count)(*map(_word, arguments))
-        first = ctypes.addressof(words)
-        places = (ctypes.c_void_p * count)(*range(first, first + 8 * count, 8))
+        words = [part if type(part) is int else _word(part) for part in arguments]
+        _room.words[: len(words)] = words
         width, height, depth = (*grid, 1, 1)[:3]
         stream = torch._C._cuda_getCurrentRawStream(device)
-        launch = (handle, width, height, depth, block, 1, 1, shared, stream, ctypes.addressof(places), 0)
+        launch = (handle, width, height, depth, block, 1, 1, shared, stream, _room.places, 0)
         driver = _driver()
         (error,) = driver.cuLaunchKernel(*launch)
         if error == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
@@ -71,6 +72,27 @@ class Kernel:
             _modules.append(kernel)
             _handles[self, device] = int(kernel.handle)
         return _handles[self, device]
+
+
+class _Room(threading.local):
+    """Where a thread leaves the arguments of a launch, which the driver copies."""
+
+    def __init__(self):
+        self.words = (ctypes.c_int64 * _MOST)()
+        first = ctypes.addressof(self.words)
+        self._pointers = (ctypes.c_void_p * _MOST)(*range(first, first + 8 * _MOST, 8))
+        self.places = ctypes.addressof(self._pointers)
+
+
+_room = _Room()
+
+
+def on(device: torch.device) -> contextlib.AbstractContextManager:
+    """A context with that device as the current one; entering torch's takes longer than the rest of a launch."""
+    return _here if device.index == torch.cuda.current_device() else torch.cuda.device(device)
+
+
+_here = contextlib.nullcontext()
 
 
 @functools.cache

@@ -23,10 +23,15 @@ def pooled(rows: Tensor, mask: Tensor | None) -> Tensor:
     return (rows * weight).sum(1) / weight.sum(1).clamp(min=1)
 
 
+def embedding(output, batch: dict[str, Tensor]) -> Tensor:
+    """The embeddings `(B, C)` in the output of an encoder, before they are normalised."""
+    return pooled(output[0], batch.get("attention_mask"))
+
+
 def embedding_loss(student, teacher, batch: dict[str, Tensor]) -> Tensor:
-    """The mean square error of the embeddings, before they are normalised; for the outputs of two encoders."""
-    mask = batch.get("attention_mask")
-    return F.mse_loss(pooled(student[0], mask), pooled(teacher[0], mask))
+    """The mean square error of the embeddings of two encoders; the teacher's may be known instead of its output."""
+    expected = teacher if isinstance(teacher, Tensor) else embedding(teacher, batch)
+    return F.mse_loss(embedding(student, batch), expected)
 
 
 def logit_loss(student, teacher, batch: dict[str, Tensor], temperature: float = 4.0) -> Tensor:

@@ -27,6 +27,11 @@ def place() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
+def leads() -> bool:
+    """Whether this is the first process, the one that writes and shows."""
+    return place()[0] == 0
+
+
 def average(tensors: Iterable[Tensor]) -> None:
     """Replaces the tensors by their mean over all processes, in one message."""
     tensors = list(tensors)

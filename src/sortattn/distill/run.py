@@ -1,46 +1,45 @@
-"""Runs stages of distillation: steps, averages, clipping, checkpoints, and where to continue."""
+"""Runs stages of distillation: one student or several side by side, checkpoints, and where to continue."""
 
 import contextlib
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..bench.progress import Advance, progress
 from ..errors import CommandError
 from . import parallel
+from .replay import Batch, Recorder
 from .schedule import Stage
 from .store import Losses, Row, load_checkpoint, replace, save_checkpoint
-from .work import Batch, Work
+from .training import Settings, Training, autocast
+from .work import EXPECTED, Work
 
 # the batch with this number: the same at every call, so that a run that continues sees what it would have seen
 Batches = Callable[[int], Batch]
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # no stage has more steps: the batches of the next one begin there
 _STAGE = 10_000_000
+# steps of a GPU between two looks at their losses, which wait for it
+_LOOK = 50
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What all stages have in common.
+@dataclass
+class Pupil:
+    """A student with its stages, each with its work (`Layerwise`, `EndToEnd`), and the folder of its run.
 
-    - `precision`: `fp32`, or `bf16` for the matrix products, with weights and sums in float32.
-    - `accumulation`: batches per step and process.
-    - `clip`: the largest norm of the gradients, of a layer in the layerwise stage and of the model end to end.
-    - `every`: steps from one checkpoint to the next.
+    `about` is what must not change when a run continues: text and numbers. `finish` may add to the folder of a model, a
+    tokenizer say. `watch` is called with the stage and the step before every checkpoint; what it returns is shown
+    beside the loss from then on.
     """
 
-    precision: str = "fp32"
-    accumulation: int = 1
-    clip: float = 1.0
-    every: int = 250
-
-    def __post_init__(self):
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"unknown precision {self.precision!r}, expected one of {', '.join(PRECISIONS)}")
+    student: nn.Module
+    stages: Sequence[tuple[Stage, Work]]
+    folder: Path
+    about: dict = field(default_factory=dict)
+    finish: Callable[[Path], None] = lambda path: None
+    watch: Callable[[str, int], str] = lambda stage, step: ""
 
 
 def distill(
@@ -56,125 +55,171 @@ def distill(
 ) -> list[Row]:
     """Trains the student through the stages, each with its work (`Layerwise`, `EndToEnd`); returns the losses.
 
-    `folder` gets `checkpoint.pt`, `losses.csv` and the model after every stage under the stage's name; `finish` may add
-    to that folder, a tokenizer say. The same call continues an interrupted run, with exactly the numbers it would have
-    had. `about` is what must not change between the two: text and numbers. `watch` is called with the stage and the
-    step before every checkpoint; what it returns is shown beside the loss from then on.
+    `folder` gets `checkpoint.pt`, `losses.csv` and the model after every stage under the stage's name. The same call
+    continues an interrupted run, with exactly the numbers it would have had. The options are those of `Pupil`.
 
     Under `torchrun` every process calls it, with a model on its own device; the first one writes.
     """
+    (rows,) = distill_together([Pupil(student, stages, folder, about or {}, finish, watch)], batches, settings)
+    return rows
+
+
+def distill_together(pupils: Sequence[Pupil], batches: Batches, settings: Settings | None = None) -> list[list[Row]]:
+    """Trains several students with the same stages on the same batches; each learns what it would have learned alone.
+
+    Where the teacher's part is common to all, as in `Layerwise`, it is done once for all; in other stages students come
+    one after another, in this order.
+    """
     settings = settings or Settings()
-    facts = {**(about or {}), **asdict(settings), **{stage.name: asdict(stage) for stage, _ in stages}}
-    facts["processes"] = parallel.place()[1]
-    # how often it is saved changes nothing
-    del facts["every"]
-    saved = load_checkpoint(folder, next(student.parameters()).device)
-    _refuse_stranger(folder, saved, facts)
-    names = [stage.name for stage, _ in stages]
-    done = (0, 0) if saved is None else (names.index(saved["stage"]), saved["step"])
-
-    def known(stage: str, step: int) -> bool:
-        return stage in names and (names.index(stage), step) <= done
-
-    losses = Losses(folder, known) if _leads() else None
-    total = sum(stage.steps for stage, _ in stages)
-    with progress(total) if _leads() else contextlib.nullcontext(lambda text, steps: None) as advance:
-        advance("", sum(stage.steps for stage, _ in stages[: done[0]]) + done[1])
-        run = _Run(student, batches, folder, settings, facts, losses, advance, watch)
-        for place, (stage, work) in enumerate(stages):
-            if place >= done[0]:
-                run.stage(place, stage, work, saved if place == done[0] else None)
-                _save_model(student, folder / stage.name, finish)
-    return losses.rows if losses else []
+    total = sum(stage.steps for pupil in pupils for stage, _ in pupil.stages)
+    with progress(total) if parallel.leads() else contextlib.nullcontext(lambda text, steps: None) as advance:
+        runs = [_Run(pupil, settings, advance) for pupil in pupils]
+        for place in range(len(pupils[0].stages)):
+            for group in _groups([run for run in runs if run.has_to_learn(place)], place):
+                _train(group, place, batches, settings)
+    return [run.losses.rows if run.losses else [] for run in runs]
 
 
-@dataclass
+def numbers(place: int, steps: int, settings: Settings) -> range:
+    """The numbers of the batches of this process in the stage at that place."""
+    rank, processes = parallel.place()
+    each = settings.accumulation * processes
+    return range(place * _STAGE * each + rank, (place * _STAGE + steps) * each + rank, processes)
+
+
+def _groups(runs: list["_Run"], place: int) -> Iterator[list["_Run"]]:
+    """Those that learn at the same time."""
+    together = [run for run in runs if run.pupil.stages[place][1].together]
+    if together:
+        yield together
+    yield from ([run] for run in runs if run not in together)
+
+
+def _train(runs: list["_Run"], place: int, batches: Batches, settings: Settings) -> None:
+    """All steps of a stage that are not done yet; a run that is ahead waits for the others."""
+    device = next(runs[0].pupil.student.parameters()).device
+    recorder = Recorder(device, settings.graphs)
+    stage, work = runs[0].pupil.stages[place]
+
+    def teach(batch: Batch) -> object:
+        with torch.no_grad(), autocast(device, settings):
+            return work.teach(batch)
+
+    taught = recorder.record(teach)
+    with recorder.stream():
+        for run in runs:
+            run.begin(place, recorder)
+        own = numbers(place, stage.steps, settings)
+        count = settings.accumulation
+        for step in range(min(run.training.step for run in runs), stage.steps):
+            learning = [run for run in runs if run.training.step == step]
+            for number in own[step * count : (step + 1) * count]:
+                batch = recorder.feed(batches(number))
+                known = EXPECTED in batch or work.teach is None
+                lesson = batch.get(EXPECTED) if known else taught(batch)
+                for run in learning:
+                    run.training.learn(batch, lesson)
+            for run in learning:
+                run.training.update()
+                run.keep()
+        for run in runs:
+            run.end(place)
+
+
 class _Run:
-    student: nn.Module
-    batches: Batches
-    folder: Path
-    settings: Settings
-    facts: dict
-    losses: Losses | None
-    advance: Advance
-    watch: Callable[[str, int], str]
+    """A pupil on its way: what is on disk, and the training of the present stage."""
 
-    def stage(self, place: int, stage: Stage, work: Work, saved: dict | None) -> None:
-        """All steps of a stage that are not done yet."""
-        groups = [[part for part in group if part.requires_grad] for group in work.groups()]
-        optimizer = _optimizer([part for group in groups for part in group], stage.rate, work.weight_decay)
-        if saved is not None:
-            _restore(self.student, optimizer, saved, self.folder)
-        seen = ""
-        for step in range(saved["step"] if saved else 0, stage.steps):
-            started = time.perf_counter()
-            rate = stage.learning_rate(step)
-            loss, norm = self.step(place * _STAGE + step, work, groups, optimizer, rate)
-            if self.losses is not None:
-                seconds = round(time.perf_counter() - started, 4)
-                self.losses.add(Row(stage.name, step + 1, loss, rate, norm, seconds))
-                self.advance(f"{stage.name} step {step + 1:,}, loss {loss:.3g}{seen}", 1)
-                if (step + 1) % self.settings.every == 0 or step + 1 == stage.steps:
-                    seen = self.watch(stage.name, step + 1)
-                    self.save(stage.name, step + 1, optimizer)
+    def __init__(self, pupil: Pupil, settings: Settings, advance: Advance):
+        self.pupil, self.settings, self.advance = pupil, settings, advance
+        self.facts = {**pupil.about, **asdict(settings), **{stage.name: asdict(stage) for stage, _ in pupil.stages}}
+        self.facts["processes"] = parallel.place()[1]
+        # how often it is saved changes nothing, nor who launches the kernels
+        del self.facts["every"], self.facts["graphs"]
+        self.saved = load_checkpoint(pupil.folder, next(pupil.student.parameters()).device)
+        _refuse_stranger(pupil.folder, self.saved, self.facts)
+        names = [stage.name for stage, _ in pupil.stages]
+        self.done = (0, 0) if self.saved is None else (names.index(self.saved["stage"]), self.saved["step"])
 
-    def step(self, number: int, work: Work, groups: list, optimizer, rate: float) -> tuple[float, float]:
-        """One step of Adam; returns the mean loss and the largest norm of a group."""
-        optimizer.zero_grad()
-        loss = self.backward(number, work)
-        gradients = [part.grad for group in groups for part in group if part.grad is not None]
-        parallel.average([loss, *gradients])
-        norm = max(nn.utils.clip_grad_norm_(group, self.settings.clip).item() for group in groups if group)
-        mean = loss.mean().item()
-        if not max(mean, norm) < float("inf"):
+        def known(stage: str, step: int) -> bool:
+            return stage in names and (names.index(stage), step) <= self.done
+
+        self.losses = Losses(pupil.folder, known) if parallel.leads() else None
+        self.training: Training | None = None
+        self.seen = ""
+        advance("", sum(stage.steps for stage, _ in pupil.stages[: self.done[0]]) + self.done[1])
+
+    def has_to_learn(self, place: int) -> bool:
+        """Whether steps of that stage are left; after the last one that is done the student is as it was then."""
+        stage = self.pupil.stages[place][0]
+        if self.done == (place, stage.steps):
+            _restore(self.pupil.student, self.saved["student"], self.pupil.folder)
+            if not (self.pupil.folder / stage.name).exists():
+                self.save_model(stage)
+            self.saved, self.done = None, (place + 1, 0)
+        return self.done[0] <= place
+
+    def begin(self, place: int, recorder: Recorder) -> None:
+        """Starts a stage, or continues it."""
+        self.training = Training(*self.pupil.stages[place], self.settings, recorder)
+        if self.saved is not None and place == self.done[0]:
+            _restore(self.pupil.student, self.saved["student"], self.pupil.folder)
+            self.training.load(self.saved["optimizer"], self.saved["step"])
+        # its tensors are not needed any more
+        self.saved = None
+
+    def keep(self) -> None:
+        """Looks at the losses and writes the checkpoint, where it is time for that."""
+        training, stage = self.training, self.training.stage
+        last = training.step == stage.steps
+        due = last or training.step % self.settings.every == 0
+        if not due and training.device.type == "cuda" and training.step % _LOOK:
+            return
+        try:
+            rows = training.rows()
+        except CommandError as error:
             raise CommandError(
-                f"the loss of step {number % _STAGE + 1} is not finite (loss {mean}, norm of the gradients {norm}); "
-                f"the checkpoint in {self.folder} is sound, but a lower learning rate needs a folder of its own"
-            )
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        optimizer.step()
-        return mean, norm
+                f"{error}; the checkpoint in {self.pupil.folder} is sound, but a lower learning rate needs a folder of "
+                "its own"
+            ) from error
+        if self.losses is None:
+            return
+        self.losses.add(rows)
+        self.advance(f"{stage.name} step {training.step:,}, loss {rows[-1].loss:.3g}{self.seen}", len(rows))
+        if due:
+            self.seen = self.pupil.watch(stage.name, training.step)
+            self.save(last)
 
-    def backward(self, number: int, work: Work) -> Tensor:
-        """The gradients of one step on this process; returns the losses, one per layer or a single one."""
-        device = next(self.student.parameters()).device
-        rank, processes = parallel.place()
-        count = self.settings.accumulation
-        parts = []
-        for part in range(count):
-            batch = self.batches((number * count + part) * processes + rank)
-            losses = work.losses({name: tensor.to(device) for name, tensor in batch.items()})
-            while (loss := self.next_loss(losses, device)) is not None:
-                (loss / count).backward()
-                parts.append(loss.detach())
-        return torch.stack(parts)
+    def save(self, last: bool) -> None:
+        """Writes the checkpoint; after the last step of a stage nobody needs the optimiser any more."""
+        training = self.training
+        state = {"stage": training.stage.name, "step": training.step, "facts": self.facts}
+        state["student"] = self.pupil.student.state_dict()
+        if not last:
+            state["optimizer"] = training.optimizer.state_dict()
+        save_checkpoint(self.pupil.folder, state)
 
-    def next_loss(self, losses, device: torch.device) -> Tensor | None:
-        # backward passes stay outside: they have the types of their forward passes
-        with torch.autocast(device.type, PRECISIONS["bf16"], enabled=self.settings.precision == "bf16"):
-            return next(losses, None)
+    def end(self, place: int) -> None:
+        """Writes the model of a finished stage."""
+        self.save_model(self.training.stage)
+        self.training.close()
+        self.training, self.done = None, (place + 1, 0)
 
-    def save(self, stage: str, step: int, optimizer: torch.optim.Optimizer) -> None:
-        """Writes the checkpoint."""
-        weights = {"student": self.student.state_dict(), "optimizer": optimizer.state_dict()}
-        save_checkpoint(self.folder, {"stage": stage, "step": step, "facts": self.facts, **weights})
+    def save_model(self, stage: Stage) -> None:
+        """Writes the student under the name of the stage."""
 
+        def write(draft: Path) -> None:
+            self.pupil.student.save_pretrained(draft)
+            self.pupil.finish(draft)
 
-def _optimizer(parameters: list[nn.Parameter], rate: float, decay: float) -> torch.optim.Optimizer:
-    """Adam, or AdamW that draws matrices to zero and leaves biases and norms alone."""
-    if not decay:
-        return torch.optim.Adam(parameters, lr=rate)
-    matrices, others = ([part for part in parameters if (part.dim() > 1) == wanted] for wanted in (True, False))
-    groups = [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=rate)
+        if parallel.leads():
+            replace(self.pupil.folder / stage.name, write)
+        parallel.wait()
 
 
-def _restore(student: nn.Module, optimizer: torch.optim.Optimizer, state: dict, folder: Path) -> None:
+def _restore(student: nn.Module, weights: dict, folder: Path) -> None:
     try:
-        student.load_state_dict(state["student"])
-        optimizer.load_state_dict(state["optimizer"])
-    except (RuntimeError, ValueError, KeyError) as error:
+        student.load_state_dict(weights)
+    except RuntimeError as error:
         raise CommandError(
             f"the checkpoint in {folder} is of a model of another shape ({' '.join(str(error).split())[:200]}); choose "
             "another folder"
@@ -189,18 +234,3 @@ def _refuse_stranger(folder: Path, saved: dict | None, facts: dict) -> None:
                 f"the checkpoint in {folder} was made with {name}={there!r}, this run has {name}={here!r}; choose "
                 "another folder to keep both"
             )
-
-
-def _save_model(student: nn.Module, path: Path, finish: Callable[[Path], None]) -> None:
-    if _leads():
-
-        def write(draft: Path) -> None:
-            student.save_pretrained(draft)
-            finish(draft)
-
-        replace(path, write)
-    parallel.wait()
-
-
-def _leads() -> bool:
-    return parallel.place()[0] == 0

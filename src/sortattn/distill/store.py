@@ -97,11 +97,11 @@ class Losses:
 
         replace(self.path, write)
 
-    def add(self, row: Row) -> None:
-        """Appends a row."""
+    def add(self, rows: list[Row]) -> None:
+        """Appends rows."""
         with self.path.open("a", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerow(astuple(row))
-        self.rows.append(row)
+            csv.writer(file, lineterminator="\n").writerows(astuple(row) for row in rows)
+        self.rows.extend(rows)
 
 
 def read_losses(folder: Path) -> list[Row]:

@@ -4,26 +4,33 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 
 from ..integrations.bandwidths import PREFIX, attention_modules
 from ..integrations.convert import Bandwidth, convert
 from .objectives import embedding_loss, rows_loss
+from .replay import Batch
 
-Batch = dict[str, Tensor]
+# the entry of a batch that holds what the teacher has answered to it before
+EXPECTED = "expected"
 
 
 class Work(Protocol):
-    """What a stage does with a batch, and the decay of the matrices that learn from it."""
+    """What a stage does with a batch, and the decay of the matrices that learn from it.
+
+    Students of one teacher learn `together` if what it says to a batch is the same for all of them, and costly.
+    """
 
     weight_decay: float
+    together: bool
+    # what the teacher says to a batch, called without gradients; None if there is no teacher
+    teach: Callable[[Batch], object] | None
 
     def groups(self) -> list[list[nn.Parameter]]:
         """The parameters that learn, clipped group by group."""
 
-    def losses(self, batch: Batch) -> Iterator[Tensor]:
-        """The losses whose gradients are added."""
+    def losses(self, batch: Batch, lesson: object) -> Iterator[Tensor]:
+        """The losses whose gradients are added, given what the teacher says."""
 
 
 def pair(
@@ -47,6 +54,7 @@ class Layerwise:
     """
 
     weight_decay = 0.0
+    together = True
 
     def __init__(self, teacher: nn.Module, student: nn.Module):
         self.teacher = teacher
@@ -56,14 +64,13 @@ class Layerwise:
         """The parameters that learn, clipped group by group."""
         return [list(student.parameters()) for _, student in self.modules]
 
-    def losses(self, batch: Batch) -> Iterator[Tensor]:
+    def losses(self, batch: Batch, lesson: dict[nn.Module, tuple]) -> Iterator[Tensor]:
         """The losses of the layers, one after another: no more than the graph of one layer is kept."""
-        calls = self._record(batch)
         for teacher, student in self.modules:
-            arguments, options, expected = calls.pop(teacher)
+            arguments, options, expected = lesson[teacher]
             yield rows_loss(student(*arguments, **options)[0], expected, batch.get("attention_mask"))
 
-    def _record(self, batch: Batch) -> dict[nn.Module, tuple]:
+    def teach(self, batch: Batch) -> dict[nn.Module, tuple]:
         """What every attention module of the teacher was given, and what it returned."""
         calls = {}
 
@@ -72,8 +79,7 @@ class Layerwise:
 
         hooks = [teacher.register_forward_hook(keep, with_kwargs=True) for teacher, _ in self.modules]
         try:
-            with torch.no_grad():
-                self.teacher(**batch, **_no_cache(self.teacher))
+            self.teacher(**batch, **_no_cache(self.teacher))
         finally:
             for hook in hooks:
                 hook.remove()
@@ -81,9 +87,13 @@ class Layerwise:
 
 
 class EndToEnd:
-    """The output of the whole student is fitted to the teacher's by `loss(student output, teacher output, batch)`."""
+    """The output of the whole student is fitted to the teacher's by `loss(student output, teacher output, batch)`.
+
+    What the teacher has said before may come with the batch, under `EXPECTED`, as far as the loss can use it.
+    """
 
     weight_decay = 0.0
+    together = False
 
     def __init__(self, teacher: nn.Module, student: nn.Module, loss: Callable = embedding_loss):
         self.teacher, self.student, self.loss = teacher, student, loss
@@ -92,12 +102,14 @@ class EndToEnd:
         """The parameters that learn, clipped together."""
         return [list(self.student.parameters())]
 
-    def losses(self, batch: Batch) -> Iterator[Tensor]:
+    def teach(self, batch: Batch) -> object:
+        """The teacher's output."""
+        return self.teacher(**batch, **_no_cache(self.teacher))
+
+    def losses(self, batch: Batch, lesson: object) -> Iterator[Tensor]:
         """The one loss of the batch."""
-        options = _no_cache(self.teacher)
-        with torch.no_grad():
-            expected = self.teacher(**batch, **options)
-        yield self.loss(self.student(**batch, **options), expected, batch)
+        given = {name: tensor for name, tensor in batch.items() if name != EXPECTED}
+        yield self.loss(self.student(**given, **_no_cache(self.student)), lesson, batch)
 
 
 def _no_cache(model: nn.Module) -> dict[str, bool]:

@@ -16,6 +16,17 @@ def plain(*tensors: Tensor | None) -> bool:
     )
 
 
+def shortcut(operator: Callable, way: Callable) -> Callable:
+    """`operator`, which has no gradients, but eager calls that record none go to its implementation `way` at once."""
+
+    def call(*inputs):
+        if torch.is_grad_enabled() or not plain(*(part for part in inputs if isinstance(part, Tensor))):
+            return operator(*inputs)
+        return way(*inputs)
+
+    return call
+
+
 def direct(operator: Callable, way: Callable, setup: Callable, backward: Callable) -> Callable:
     """`operator`, but eager calls go to its implementation `way` at once, on the CPU in 10 us less, with gradients 40.
 

@@ -4,7 +4,24 @@ import json
 
 import pytest
 
+from sortattn.experiments.text.results import Result
+from sortattn.records import columns
+
 TEXTS = ["a cat sat on the mat", "the cat slept all day", "day and mat", "on a mat", "search a document", "all the day"]
+
+
+def make_result(**facts):
+    """A row of results, with these facts and others."""
+    named = {
+        "model": "m",
+        "kernel": "own",
+        "task": "t",
+        "metric": "ndcg@10",
+        "device": "cpu",
+        "date": "2026-01-01 00:00",
+    }
+    others = {"tokens": 64, "limit": 0, "prefixes": True, "value": 0.5, "texts": 1, "seconds": 1.0}
+    return Result(**{**dict.fromkeys(columns(Result), ""), **named, **others, **facts})
 
 
 @pytest.fixture(scope="session")

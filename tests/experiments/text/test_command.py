@@ -8,7 +8,7 @@ import torch
 
 from sortattn.cli import main
 from sortattn.experiments.text import command
-from sortattn.experiments.text.batches import PassageBatches
+from sortattn.experiments.text.batches import Prepared
 
 
 def distill(teacher, data, out, *options):
@@ -23,21 +23,21 @@ def student(out):
 
 def interrupt_after(monkeypatch, count):
     left = iter(range(count))
-    draw = PassageBatches.texts
+    draw = Prepared.__call__
 
-    def texts(self, number):
+    def batch(self, number):
         if next(left, None) is None:
             raise KeyboardInterrupt
         return draw(self, number)
 
-    monkeypatch.setattr(PassageBatches, "texts", texts)
+    monkeypatch.setattr(Prepared, "__call__", batch)
 
 
 def test_distil_and_evaluate_to_the_end(teacher, sts, cranfield, qmsum, tmp_path, capsys):
     out = tmp_path / "run"
     assert distill(teacher, qmsum, out, "--learn-bandwidth") == 0
     printed = capsys.readouterr().out
-    assert "layerwise: loss" in printed
+    assert "add_laplace, layerwise: loss" in printed
     assert f"Student: {out / 'end-to-end'}" in printed
     assert (out / "losses.png").exists()
     tasks = ["--sts", str(sts), "--cranfield", str(cranfield), "--qmsum", str(qmsum), "--lengths", "16", "48"]
@@ -87,13 +87,28 @@ def test_an_evaluation_does_not_repeat_itself(teacher, sts, cranfield, tmp_path,
     assert (tmp_path / "results.csv").read_text() == first
 
 
-@pytest.mark.parametrize("kernel", ["softmax", "gauss"])
-def test_a_kernel_may_replace_the_attention_for_an_evaluation(teacher, sts, tmp_path, kernel):
-    for options in ([], ["--kernel", kernel]):
+def test_kernels_may_replace_the_attention_for_an_evaluation(teacher, sts, tmp_path):
+    for options in ([], ["--kernel", "softmax", "gauss"]):
         assert main(["text", "eval", teacher, "--sts", str(sts), "--out", str(tmp_path), *options]) == 0
-    own, replaced = (float(row["value"]) for row in csv.DictReader((tmp_path / "results.csv").open()))
-    if kernel == "softmax":
-        assert own == replaced
+    rows = list(csv.DictReader((tmp_path / "results.csv").open()))
+    assert [row["kernel"] for row in rows] == ["own", "softmax", "gauss"]
+    assert rows[0]["value"] == rows[1]["value"] != rows[2]["value"]
+
+
+def test_several_models_are_evaluated_and_loaded_as_often_as_needed(teacher, qmsum, tmp_path, monkeypatch):
+    loaded = []
+    load = command.load
+    monkeypatch.setattr(
+        command, "load", lambda name, **options: loaded.append(options["tokens"]) or load(name, **options)
+    )
+    assert distill(teacher, qmsum, tmp_path, "--kernel", "tri", "elu") == 0
+    models = [str(tmp_path / kernel / "end-to-end") for kernel in ("tri", "elu")]
+    lengths = ["--lengths", "8", "16", "48", "64"]
+    assert main(["text", "eval", *models, "--qmsum", str(qmsum), *lengths, "--out", str(tmp_path)]) == 0
+    rows = list(csv.DictReader((tmp_path / "results.csv").open()))
+    assert [(row["model"], row["kernel"]) for row in rows[::4]] == [(models[0], "tri"), (models[1], "elu")]
+    # 32 positions were trained
+    assert loaded == [8, 48, 64] * 2
 
 
 def test_broken_lines_are_shown_and_the_rest_is_used(teacher, sts, tmp_path, capsys):

@@ -66,6 +66,16 @@ def test_passages(sts, qmsum, tmp_path):
     assert read_passages(plain, Report()) == ["word " * 30]
 
 
+def test_lines_are_joined_to_passages_of_one_page(tmp_path):
+    line = " ".join(["word"] * 25)
+    plain = tmp_path / "wiki"
+    plain.write_text("\n".join([line, "short", line, line, "  </page>", line, line, line, "</page>", line]) + "\n")
+    found = read_passages(plain, Report(), words=50)
+    # a line is left over on each page
+    assert [text.count("\n") + 1 for text in found] == [2, 2]
+    assert len(read_passages(plain, Report())) == 7
+
+
 def test_files_that_cannot_be_read_are_named(tmp_path, sts):
     with pytest.raises(CommandError, match="cannot read .*nowhere.csv: .*No such file"):
         read_sts(tmp_path / "nowhere.csv", Report())

@@ -1,12 +1,10 @@
 import sys
-from collections import Counter
 
 import pytest
 import torch
 
 from sortattn.errors import CommandError
 from sortattn.experiments.text import encoder as module
-from sortattn.experiments.text.batches import PREFIXES, PassageBatches
 from sortattn.experiments.text.encoder import Encoder, load, stretch
 
 from ...integrations import tiny
@@ -82,23 +80,3 @@ def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(CommandError, match=r"need transformers 4.57 or later: pip install 'sortattn\[hf\]'"):
         load("anything", tokens=32)
-
-
-def test_batches_are_a_function_of_seed_and_number(teacher):
-    tokenizer = load(teacher, tokens=32)[1]
-    batches = PassageBatches(TEXTS, tokenizer, size=16, tokens=8, seed=0)
-    assert batches(3)["input_ids"].equal(batches(3)["input_ids"])
-    assert batches(3)["input_ids"].shape == (16, 8)
-    other = PassageBatches(TEXTS, tokenizer, size=16, tokens=8, seed=1)
-    assert batches.texts(3) != other.texts(3)
-    assert batches.texts(3) != batches.texts(4)
-    plain = PassageBatches(TEXTS, tokenizer, size=16, tokens=8, seed=0, prefixes=False)
-    assert set(plain.texts(0)) <= set(TEXTS)
-
-
-def test_prefixes_are_drawn_with_the_paper_s_probabilities():
-    batches = PassageBatches(TEXTS, None, size=4000, tokens=8, seed=0)
-    counts = Counter(text.partition(": ")[0] for text in batches.texts(0))
-    assert counts.keys() == PREFIXES.keys()
-    for name, share in PREFIXES.items():
-        assert counts[name] / 4000 == pytest.approx(share, abs=0.03)

@@ -2,11 +2,13 @@ import pytest
 
 from sortattn.cli import main
 from sortattn.experiments.text import pareto
-from sortattn.experiments.text.results import Result
+from sortattn.records import read
+
+from .conftest import make_result
 
 
 def result(kernel, value, *, model="m", tokens=64, task="t", metric="ndcg@10"):
-    return Result(model, kernel, task, tokens, 0, True, metric, value, 1, 1.0, "cpu", "")
+    return make_result(model=model, kernel=kernel, task=task, tokens=tokens, metric=metric, value=value)
 
 
 def test_quality_is_the_mean_over_the_tasks_of_the_last_model():
@@ -42,7 +44,7 @@ def test_times_and_scores_come_together(teacher, qmsum, tmp_path, capsys, monkey
     assert main([*evaluate, "--kernel", "elu"]) == 0
     monkeypatch.setattr(pareto, "measure", lambda *case: pytest.fail("it has measured again"))
     assert main(measure) == 0
-    points = pareto.read(tmp_path / "pareto.csv")
+    points = read(tmp_path / "pareto.csv", pareto.Point)
     assert [(point.kernel, point.backend) for point in points] == [
         ("softmax", "sdpa"),
         ("elu", "auto"),
@@ -66,9 +68,9 @@ def test_what_was_measured_before_an_interrupt_is_kept(teacher, tmp_path, capsys
     with monkeypatch.context() as patch:
         patch.setattr(pareto, "measure", once)
         assert main(measure) == 130
-    assert len(pareto.read(tmp_path / "pareto.csv")) == 1
+    assert len(read(tmp_path / "pareto.csv", pareto.Point)) == 1
     assert main(measure) == 0
-    assert len(pareto.read(tmp_path / "pareto.csv")) == 2
+    assert len(read(tmp_path / "pareto.csv", pareto.Point)) == 2
 
 
 @pytest.mark.parametrize(
@@ -87,4 +89,7 @@ def test_wrong_wishes_are_messages(teacher, tmp_path, capsys, options, message):
 def test_a_damaged_file_is_named(teacher, tmp_path, capsys):
     (tmp_path / "pareto.csv").write_text("kernel,backend\nelu,auto\n")
     assert main(["text", "pareto", teacher, "--out", str(tmp_path), "--smoke"]) == 2
-    assert "pareto.csv, line 2, is damaged" in capsys.readouterr().err
+    assert (
+        "pareto.csv is not a results file of this version: expected the columns kernel, backend"
+        in capsys.readouterr().err
+    )

@@ -1,8 +1,8 @@
 """Augmentation, compared with what hands find on small images."""
 
-import random
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,21 +15,24 @@ from sortattn.experiments.vision.data import synthetic
 PLUS, MINUS = torch.ones(1), -torch.ones(1)
 
 
-class Fixed(random.Random):
+class Fixed:
     """Draws these numbers and no others."""
 
-    def __init__(self, integers=(), shares=()):
-        super().__init__(0)
-        self.integers, self.shares = iter(integers), iter(shares)
+    def __init__(self, integers=(), shares=(), beta=None):
+        self._integers, self._shares, self._beta = iter(integers), iter(shares), beta
 
-    def randint(self, low, high):
-        return next(self.integers)
+    def integers(self, end, size=None):
+        return _next(self._integers, size)
 
-    def randrange(self, end):
-        return next(self.integers)
+    def random(self, size=None):
+        return _next(self._shares, size)
 
-    def random(self):
-        return next(self.shares)
+    def beta(self, *alphas):
+        return self._beta
+
+
+def _next(values, size):
+    return next(values) if size is None else np.array([next(values) for _ in range(size)])
 
 
 def dot(row, column, value=200):
@@ -51,11 +54,11 @@ def place(image):
 def test_a_crop_moves_and_a_mirror_turns():
     images = torch.cat([dot(10, 3)] * 4)
     # tops, lefts, mirrored or not: 4 is the middle of the border, no move
-    moved = shift_and_mirror(images, Fixed([4, 0, 8, 4, 4, 4, 4, 8], [0.9, 0.9, 0.9, 0.1]))
+    moved = shift_and_mirror(images, [Fixed([4, 0, 8, 4, 4, 4, 4, 8], [0.9, 0.9, 0.9, 0.1])])
     assert moved.shape == images.shape
     assert [place(image[None]) for image in moved] == [[[10, 3]], [[14, 3]], [[6, 3]], []]
     # to column 5, which mirrored is 26
-    again = shift_and_mirror(images[:1], Fixed([4, 2], [0.1]))
+    again = shift_and_mirror(images[:1], [Fixed([4, 2], [0.1])])
     assert place(again) == [[10, 26]]
 
 
@@ -125,29 +128,25 @@ def test_equalizing_spreads_values_by_rank():
 
 def test_rand_augment_changes_each_image_alone():
     images, _ = synthetic(28, 1)
-    found = rand_augment(images.pixels, random.Random(3))
+    found = rand_augment(images.pixels, [np.random.default_rng(3)])
     assert (found.shape, found.dtype) == (images.pixels.shape, torch.uint8)
-    assert torch.equal(found, rand_augment(images.pixels, random.Random(3)))
+    assert torch.equal(found, rand_augment(images.pixels, [np.random.default_rng(3)]))
     changed = [not torch.equal(one, other) for one, other in zip(found, images.pixels, strict=True)]
     assert 0.8 < sum(changed) / len(changed) <= 1.0
 
 
-def test_mixup_takes_shares_of_neighbours(monkeypatch):
+def test_mixup_takes_shares_of_neighbours():
     images = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1).expand(2, 3, 4, 4)
-    source = Fixed(shares=[0.1])
-    monkeypatch.setattr(source, "betavariate", lambda *alphas: 0.75)
-    mixed, targets = mix.mix(images, torch.tensor([2, 5]), source)
+    mixed, targets = mix.mix(images, torch.tensor([2, 5]), Fixed(shares=[0.1], beta=0.75))
     assert mixed[:, 0, 0, 0].tolist() == [0.25, 0.75]
     assert targets[0].tolist() == [0, 0, 0.75, 0, 0, 0.25, 0, 0, 0, 0]
     assert targets[1].tolist() == [0, 0, 0.25, 0, 0, 0.75, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(("corner", "kept"), [((4, 4), 0.75), ((0, 0), 0.9375)], ids=["inside", "at the edge"])
-def test_cutmix_counts_the_area_that_is_left(corner, kept, monkeypatch):
+def test_cutmix_counts_the_area_that_is_left(corner, kept):
     images = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1).expand(2, 3, 8, 8)
-    source = Fixed(corner, [0.9])
-    monkeypatch.setattr(source, "betavariate", lambda *alphas: 0.75)
-    mixed, targets = mix.mix(images, torch.tensor([2, 5]), source)
+    mixed, targets = mix.mix(images, torch.tensor([2, 5]), Fixed(corner, [0.9], 0.75))
     assert mixed.mean((1, 2, 3)).tolist() == pytest.approx([1 - kept, kept])
     assert targets[0, [2, 5]].tolist() == pytest.approx([kept, 1 - kept])
     assert mixed[0, 0, 0, 0] == (corner == (0, 0))
@@ -174,6 +173,17 @@ def test_a_batch_is_a_function_of_its_number_and_the_seed():
         assert not torch.equal(tensor, other[name])
         assert not torch.equal(tensor, Batches(images, size=6, seed=1, labelled=True)(5)[name])
     assert list(Batches(images, size=6, seed=0, labelled=False)(5)) == ["pixel_values"]
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_batches_made_at_a_time_are_those_made_alone(labelled, monkeypatch):
+    images, _ = synthetic(20, 1)
+    together = Batches(images, size=6, seed=0, labelled=labelled)
+    found = [together(number) for number in (3, 18, 19)]
+    monkeypatch.setattr(batches, "BLOCK", 1)
+    alone = Batches(images, size=6, seed=0, labelled=labelled)
+    for batch, number in zip(found, (3, 18, 19), strict=True):
+        assert all(torch.equal(batch[name], part) for name, part in alone(number).items())
 
 
 def test_more_images_than_there_are_is_a_message():

@@ -2,7 +2,10 @@
 
 import csv
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -104,6 +107,32 @@ def test_sixteen_bits_train_other_weights(teacher, tmp_path):
     assert (row["precision"], row["bandwidth"]) == ("bf16", "0.5")
     losses = [float(line["loss"]) for line in read(tmp_path / "layerwise-add_laplace" / "losses.csv")]
     assert all(0 < loss < 10 for loss in losses)
+
+
+def test_bandwidths_are_learned_if_asked_for(teacher, tmp_path):
+    from safetensors.torch import load_file
+
+    for stage, words in (("scratch", ["--kernel", "gauss"]), ("layerwise", [teacher, "--kernel", "gauss"])):
+        assert smoke(stage, *words, "--learn-bandwidth", "--out", tmp_path) == 0
+        weights = load_file(tmp_path / f"{stage}-gauss" / stage / "model.safetensors")
+        learned = [part for name, part in weights.items() if name.endswith("log_bandwidth")]
+        assert len(learned) == 2
+        assert all(len(part.unique()) == 2 for part in learned)
+    assert [row["learned"] for row in read(tmp_path / "vision.csv")] == ["True", "True"]
+    assert smoke("layerwise", teacher, "--kernel", "gauss", "--out", tmp_path) == 2
+
+
+def test_two_processes_train_one_model(tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--standalone"]
+    words = ["-m", "sortattn", "vision", "scratch", "--kernel", "elu", "--smoke", "--out", str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*torchrun, *words], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("Test accuracy in per cent") == 1
+    (row,) = read(tmp_path / "vision.csv")
+    # 64 images in batches of two times 16
+    assert (row["processes"], row["steps"], row["epochs"]) == ("2", "4", "2.0")
+    assert len(read(tmp_path / "scratch-elu" / "losses.csv")) == 4
 
 
 def test_another_seed_is_another_run(teacher, capsys):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from sortattn.distill.run import _optimizer
+from sortattn.distill.training import _optimizer
 from sortattn.experiments.vision import model, results
 from sortattn.experiments.vision.batches import normalised
 from sortattn.experiments.vision.data import Images, synthetic
@@ -40,7 +40,7 @@ def test_the_loss_is_cross_entropy_with_smoothed_shares():
     logits = torch.tensor([[2.0, 0.0, -1.0] + [0.0] * 7])
     shares = torch.tensor([[0.75, 0.25] + [0.0] * 8])
     (loss,) = Scratch(lambda pixel_values: SimpleNamespace(logits=logits)).losses(
-        {"pixel_values": None, "labels": shares}
+        {"pixel_values": None, "labels": shares}, None
     )
     expected = -((0.9 * shares + 0.01) * logits.double().log_softmax(-1)).sum()
     assert loss.item() == pytest.approx(expected.item())
@@ -76,7 +76,7 @@ def test_the_model_of_the_paper_has_its_shape_and_learns():
     optimizer = torch.optim.Adam(work.groups()[0], lr=1e-2)
     for _ in range(40):
         optimizer.zero_grad()
-        (loss,) = work.losses(batch)
+        (loss,) = work.losses(batch, None)
         loss.backward()
         optimizer.step()
     assert accuracy(small, test) > 80

@@ -1,119 +1,34 @@
-"""`sortattn text`: from the options to a student, its losses and its scores."""
+"""`sortattn text eval` and `sortattn text pareto`: from the options to scores and times."""
 
-import os
-import sys
 import time
-import zlib
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import torch
-
 from ...bench.command import check_names, usable_device
-from ...bench.machine import now
+from ...bench.machine import now, this_machine, version
 from ...bench.progress import progress
 from ...bench.run import use_threads
 from ...choose import NAMES
-from ...distill import END_TO_END, LAYERWISE, EndToEnd, Layerwise, Settings, distill, pair, parallel
-from ...distill.plot import save_curves
 from ...errors import CommandError
 from ...kernels import KERNELS
+from ...records import Records
 from ...table import render
-from . import pareto
-from .batches import PassageBatches
-from .data import Pairs, Report, Retrieval, read_cranfield, read_passages, read_qmsum, read_sts
+from . import hub, pareto, scores
+from .data import Pairs, Report, Retrieval, read_cranfield, read_qmsum, read_sts, show
 from .encoder import Encoder, load, saved_kernel
 from .evaluate import first, retrieval, similarity, texts
+from .hub import HubTask
 from .results import Question, Result, Results
 
 # tokens of a sentence or an abstract; meetings have lengths of their own
 TOKENS = 512
-SHOWN = 5
-
-
-def distill_text(options: Namespace) -> int:
-    """Distils what the options ask for; returns the exit code."""
-    check_names("kernel", [options.kernel], list(KERNELS))
-    if options.smoke:
-        options.layerwise_steps = options.end_to_end_steps = 4
-        options.tokens, options.batch, options.every = 32, 4, 2
-    device = _own_device(options.device)
-    use_threads(options.threads)
-    parallel.start(torch.device(device))
-    try:
-        return _distill(options, device)
-    except KeyboardInterrupt:
-        print(f"\nInterrupted. The same command continues from the last checkpoint in {options.out}.", file=sys.stderr)
-        return 130
-    except OSError as error:
-        raise CommandError(
-            f"{error}; the last checkpoint in {options.out} is valid, the same command continues"
-        ) from error
-    finally:
-        parallel.stop()
-
-
-def _distill(options: Namespace, device: str) -> int:
-    report = Report()
-    passages = [text for path in options.data for text in read_passages(path, report)]
-    _show(report)
-    if not passages:
-        raise CommandError(f"found no texts in {', '.join(map(str, options.data))}")
-    model, tokenizer = load(options.teacher, tokens=options.tokens, device=device)
-    try:
-        teacher, student = pair(model, options.kernel, options.bandwidth, options.learn_bandwidth)
-    except ValueError as error:
-        raise CommandError(str(error)) from error
-    batches = PassageBatches(
-        passages, tokenizer, size=options.batch, tokens=options.tokens, seed=options.seed, prefixes=options.prefixes
-    )
-    stages = [
-        (replace(LAYERWISE, steps=options.layerwise_steps), Layerwise(teacher, student)),
-        (replace(END_TO_END, steps=options.end_to_end_steps), EndToEnd(teacher, student)),
-    ]
-    settings = Settings(options.precision, options.accumulation, options.clip, options.every)
-    names = ("teacher", "kernel", "bandwidth", "learn_bandwidth", "tokens", "batch", "seed", "prefixes")
-    about = {**{name: getattr(options, name) for name in names}, "data": _digest(passages)}
-    rows = distill(
-        student,
-        stages,
-        batches,
-        options.out,
-        settings,
-        about=about,
-        finish=lambda path: tokenizer.save_pretrained(path),
-    )
-    if rows:
-        _say_where(rows, options.out)
-    return 0
-
-
-def _digest(passages: list[str]) -> str:
-    """Their number and a sum over them: other texts are another run."""
-    total = 0
-    for text in passages:
-        total = zlib.crc32(text.encode(), total)
-    return f"{len(passages)} texts, {total:08x}"
-
-
-def _say_where(rows: list, folder: Path) -> None:
-    for stage in dict.fromkeys(row.stage for row in rows):
-        losses = [row.loss for row in rows if row.stage == stage]
-        print(f"{stage}: loss {losses[0]:.3g} at the first step, {losses[-1]:.3g} at the last of {len(losses):,}")
-    try:
-        save_curves(rows, folder / "losses.png")
-        print(f"Losses: {folder / 'losses.csv'}, {folder / 'losses.png'}")
-    except ImportError:
-        print(f"Losses: {folder / 'losses.csv'}; curves need matplotlib: pip install 'sortattn[bench]'")
-    print(f"Student: {folder / END_TO_END.name}")
 
 
 def evaluate_text(options: Namespace) -> int:
     """Evaluates what the options ask for; returns the exit code."""
-    if options.kernel is not None:
-        check_names("kernel", [options.kernel], list(KERNELS))
+    check_names("kernel", options.kernel, list(KERNELS))
     if options.smoke:
         options.limit, options.lengths = 4, [64]
     device = usable_device(options.device)
@@ -121,19 +36,30 @@ def evaluate_text(options: Namespace) -> int:
     results = Results(options.out / "results.csv", fresh=options.fresh)
     asked = list(_tasks(options))
     if not asked:
-        raise CommandError("expected something to evaluate on: --sts FILE, --cranfield FOLDER or --qmsum FILE")
-    encoders: dict[int, Encoder] = {}
-    with progress(sum(texts(task) for _, task in asked)) as advance:
+        raise CommandError(
+            "expected something to evaluate on: --sts FILE, --cranfield FOLDER, --qmsum FILE or --mteb NAME"
+        )
+    encoder = None
+    with progress(sum(_size(task) for _, task in asked)) as advance:
         for question, task in asked:
             if question in results:
-                advance(f"{question.task}: in {results.path} already", texts(task))
+                advance(f"{question.task}: in {results.path} already", _size(task))
                 continue
-            if question.tokens not in encoders:
-                # positions may be stretched for another length: one model at a time
-                encoders = {question.tokens: _encoder(question, options, device)}
-            results.add(_answer(encoders[question.tokens], question, task, device, advance))
+            encoder = _encoder(question, device, encoder)
+            results.add(_answer(encoder, question, task, device, advance))
     wanted = [question for question, _ in asked]
     _show_results([row for row in results.rows if row.question in wanted], results.path)
+    return 0
+
+
+def show_scores(options: Namespace) -> int:
+    """Prints the table of all scores in a file; returns the exit code."""
+    rows = Results(options.results).rows
+    if not rows:
+        raise CommandError(f"no scores in {options.results}: expected a file that `sortattn text eval` has written")
+    print(scores.score_table(rows, options.format))
+    if options.format != "csv":
+        print(f"\n{scores.conditions(rows)}\n\nThe paper's figures: {scores.published()[1]}")
     return 0
 
 
@@ -147,7 +73,8 @@ def pareto_text(options: Namespace) -> int:
     lengths = [64] if options.smoke else sorted(set(options.lengths))
     path, source = options.out / "pareto.csv", options.results or options.out / "results.csv"
     results = Results(source).rows
-    points = pareto.read(path)
+    kept = Records(path, pareto.Point, {})
+    points = kept.rows
     cases = [
         (kernel, backend, tokens, options.precision, device)
         for tokens in lengths
@@ -161,15 +88,14 @@ def pareto_text(options: Namespace) -> int:
             advance(f"{kernel} ({backend}), {tokens:,} tokens", 0)
             if tokens not in models:
                 models = {tokens: load(options.model, tokens=tokens, device=device)[0]}
-            points.append(pareto.measure(models[tokens], *case))
-            pareto.write(path, points)
+            kept.add(pareto.measure(models[tokens], *case))
             advance("", 1)
     _show_pareto([point for point in points if point.case in cases], results, options.out)
     return 0
 
 
 def _show_pareto(points: list, results: list[Result], folder: Path) -> None:
-    scores = [pareto.quality(results, point.kernel, point.tokens) for point in points]
+    found = [pareto.quality(results, point.kernel, point.tokens) for point in points]
     lines = [
         [
             point.kernel,
@@ -178,10 +104,10 @@ def _show_pareto(points: list, results: list[Result], folder: Path) -> None:
             f"{point.milliseconds:,.1f}",
             "" if score is None else f"{score:.4f}",
         ]
-        for point, score in zip(points, scores, strict=True)
+        for point, score in zip(points, found, strict=True)
     ]
     print(render(["kernel", "backend", "tokens", "ms", "ndcg@10"], lines, "text", left=2))
-    if all(score is None for score in scores):
+    if all(score is None for score in found):
         print("\nPlot: none, as no evaluation has these lengths; run `sortattn text eval --qmsum ...` first")
         return
     try:
@@ -191,53 +117,69 @@ def _show_pareto(points: list, results: list[Result], folder: Path) -> None:
         print("\nPlot: none; it needs matplotlib: pip install 'sortattn[bench]'")
 
 
-def _tasks(options: Namespace) -> Iterator[tuple[Question, Pairs | Retrieval]]:
+def _tasks(options: Namespace) -> Iterator[tuple[Question, Pairs | Retrieval | HubTask]]:
     report = Report()
     tasks = [(read_sts(path, report), TOKENS) for path in options.sts]
     tasks += [(read_cranfield(options.cranfield, report), TOKENS)] if options.cranfield else []
     meetings = [read_qmsum(path, report) for path in options.qmsum]
     tasks += [(task, tokens) for tokens in sorted(set(options.lengths)) for task in meetings]
-    _show(report)
-    for task, tokens in tasks:
-        task = task if options.limit is None else first(task, options.limit)
-        kernel = options.kernel or saved_kernel(options.model)
-        yield Question(options.model, kernel, task.name, tokens, options.limit or 0, options.prefixes), task
+    show(report)
+    if options.limit is not None:
+        tasks = [(first(task, options.limit), tokens) for task, tokens in tasks]
+    tasks += [(task, options.mteb_tokens) for task in hub.hub_tasks(options.mteb)] if options.mteb else []
+    for model in options.model:
+        for kernel in options.kernel or [saved_kernel(model)]:
+            for task, tokens in tasks:
+                yield Question(model, kernel, task.name, tokens, options.limit or 0, options.prefixes), task
 
 
-def _encoder(question: Question, options: Namespace, device: str) -> Encoder:
-    model, tokenizer = load(options.model, tokens=question.tokens, device=device, kernel=options.kernel)
-    return Encoder(model, tokenizer, question.tokens)
+def _size(task: Pairs | Retrieval | HubTask) -> int:
+    return 0 if isinstance(task, HubTask) else texts(task)
+
+
+def _encoder(question: Question, device: str, last: Encoder | None) -> Encoder:
+    """An encoder for this question: the last one, if it has the same model with the same positions."""
+    if last is not None and last.serves(question.model, question.kernel, question.tokens):
+        return replace(last, tokens=question.tokens)
+    kernel = None if question.kernel == saved_kernel(question.model) else question.kernel
+    model, tokenizer = load(question.model, tokens=question.tokens, device=device, kernel=kernel)
+    return Encoder(model, tokenizer, question.tokens, question.model, question.kernel)
 
 
 def _answer(encoder: Encoder, question: Question, task, device: str, advance) -> Result:
     started = time.perf_counter()
-    measure, metric = (similarity, "spearman") if isinstance(task, Pairs) else (retrieval, "ndcg@10")
     name = f"{question.task}, {question.tokens:,} tokens"
-    value = measure(encoder, task, question.prefixes, lambda count: advance(name, count))
+
+    def done(count: int) -> None:
+        # how many texts a task of the hub has is not known before
+        advance(name, 0 if isinstance(task, HubTask) else count)
+
+    if isinstance(task, HubTask):
+        metric, value, count = hub.evaluate_hub(encoder, task, question.prefixes, done)
+    else:
+        measure, metric = (similarity, "spearman") if isinstance(task, Pairs) else (retrieval, "ndcg@10")
+        value, count = measure(encoder, task, question.prefixes, done), texts(task)
     seconds = round(time.perf_counter() - started, 2)
     return Result(
-        **asdict(question), metric=metric, value=round(value, 6), texts=texts(task), seconds=seconds, device=device,
-        date=now(),
+        **asdict(question), metric=metric, value=round(value, 6), texts=count, seconds=seconds, device=device,
+        transformers=version("transformers") or "", **asdict(this_machine(device)), date=now(),
     )  # fmt: skip
 
 
 def _show_results(rows: list[Result], path: Path) -> None:
-    header = ["task", "tokens", "metric", "value", "texts", "seconds"]
+    header = ["model", "kernel", "task", "tokens", "metric", "value", "texts", "seconds"]
     lines = [
-        [row.task, f"{row.tokens:,}", row.metric, f"{row.value:.4f}", f"{row.texts:,}", f"{row.seconds:.1f}"]
+        [
+            row.model,
+            row.kernel,
+            row.task,
+            f"{row.tokens:,}",
+            row.metric,
+            f"{row.value:.4f}",
+            f"{row.texts:,}",
+            f"{row.seconds:.1f}",
+        ]
         for row in rows
     ]
-    print(render(header, lines, "text", left=1))
+    print(render(header, lines, "text", left=3))
     print(f"\nResults: {path}")
-
-
-def _show(report: Report) -> None:
-    for problem in report.problems[:SHOWN]:
-        print(problem, file=sys.stderr)
-    if len(report.problems) > SHOWN:
-        print(f"... and {len(report.problems) - SHOWN} more lines", file=sys.stderr)
-
-
-def _own_device(name: str) -> str:
-    """The device of this process, of several on one machine."""
-    return usable_device(f"cuda:{os.environ['LOCAL_RANK']}" if name == "cuda" and "LOCAL_RANK" in os.environ else name)

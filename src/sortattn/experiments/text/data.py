@@ -5,7 +5,8 @@ import gzip
 import io
 import json
 import math
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from ...errors import CommandError
 
 # a line of a plain text with fewer words is a heading or markup
 LEAST_WORDS = 20
+SHOWN = 5
+# the line behind a page in a dump of a wiki
+PAGE_END = "</page>"
 
 
 @dataclass
@@ -24,6 +28,14 @@ class Report:
     def add(self, path: Path, number: int, problem: str) -> None:
         """Notes a line."""
         self.problems.append(f"{path}, line {number}: {problem}; left out")
+
+
+def show(report: Report) -> None:
+    """Prints the first lines that were left out, and how many more there are."""
+    for problem in report.problems[:SHOWN]:
+        print(problem, file=sys.stderr)
+    if len(report.problems) > SHOWN:
+        print(f"... and {len(report.problems) - SHOWN} more lines", file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -116,15 +128,31 @@ def read_qmsum(path: Path, report: Report) -> Retrieval:
     return _retrieval(f"qmsum-{path.name.partition('.')[0]}", documents, queries, gains)
 
 
-def read_passages(path: Path, report: Report) -> list[str]:
-    """Texts to learn from: `text` of JSON lines, the sentences of an STS file, or the longer lines of a plain text."""
+def read_passages(path: Path, report: Report, words: int = 0) -> list[str]:
+    """Texts to learn from: `text` of JSON lines, the sentences of an STS file, or the longer lines of a plain text.
+
+    Lines of a plain text that follow each other are joined until they have `words` words, those of one page where it is
+    a dump of a wiki; what is shorter at the end of a page is left out.
+    """
     name = path.name.removesuffix(".gz")
     if name.endswith(".jsonl"):
         return [row["text"] for _, row in records(path, ("text",), report)]
     if name.endswith(".csv"):
         pairs = read_sts(path, report)
         return [*pairs.first, *pairs.second]
-    return [line for _, line in lines(path, report) if line.count(" ") >= LEAST_WORDS - 1]
+    return list(_joined((line for _, line in lines(path, report)), words))
+
+
+def _joined(texts: Iterable[str], words: int) -> Iterator[str]:
+    parts: list[str] = []
+    for line in texts:
+        if line.count(" ") >= LEAST_WORDS - 1:
+            parts.append(line)
+        complete = parts and sum(part.count(" ") + 1 for part in parts) >= words
+        if complete:
+            yield "\n".join(parts)
+        if complete or line.strip() == PAGE_END:
+            parts = []
 
 
 def records(path: Path, names: tuple[str, ...], report: Report) -> Iterator[tuple[int, dict]]:

@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -88,11 +89,22 @@ def inputs(model, tokens: Tensor, mask: Tensor) -> dict[str, Tensor]:
     return given
 
 
+@dataclass(frozen=True)
 class Encoder:
-    """Turns texts into embeddings `(texts, channels)`."""
+    """Turns texts, cut at `tokens` tokens, into embeddings `(texts, channels)`; with where it was loaded from."""
 
-    def __init__(self, model, tokenizer, tokens: int):
-        self.model, self.tokenizer, self.tokens = model, tokenizer, tokens
+    model: object
+    tokenizer: object
+    tokens: int
+    name: str = ""
+    kernel: str = OWN
+
+    def serves(self, name: str, kernel: str, tokens: int) -> bool:
+        """Whether the model is the one of that name with that kernel, for texts of so many tokens."""
+        # dynamic scaling remembers the longest text it has seen, so that every length beyond has a model of its own
+        trained = getattr(self.model.config, "max_position_embeddings", 0)
+        same_positions = tokens == self.tokens or max(tokens, self.tokens) <= trained
+        return (name, kernel) == (self.name, self.kernel) and same_positions
 
     def embed(self, texts: Sequence[str], done: Callable[[int], None] = lambda count: None) -> Tensor:
         """In batches of texts of similar length; `done` hears how many texts were finished."""

@@ -3,20 +3,23 @@
 import argparse
 from pathlib import Path
 
+from ...table import STYLES
+
 LENGTHS = (512, 2048, 4096, 8192, 16384)
 
 
 def add_text(commands, count) -> None:
-    """Adds `text distill`, `text eval` and `text pareto`; `count` reads a whole number from 1."""
+    """Adds `text distill`, `text eval`, `text table` and `text pareto`; `count` reads a whole number from 1."""
     text = commands.add_parser("text", help="distil a text encoder to another attention, and evaluate it")
     kinds = text.add_subparsers(dest="text_command", required=True, metavar="what")
     _add_distill(kinds, count)
     _add_eval(kinds, count)
+    _add_table(kinds)
     _add_pareto(kinds, count)
 
 
 def _distill(options: argparse.Namespace) -> int:
-    from .command import distill_text
+    from .distillation import distill_text
 
     return distill_text(options)
 
@@ -25,6 +28,12 @@ def _eval(options: argparse.Namespace) -> int:
     from .command import evaluate_text
 
     return evaluate_text(options)
+
+
+def _table(options: argparse.Namespace) -> int:
+    from .command import show_scores
+
+    return show_scores(options)
 
 
 def _pareto(options: argparse.Namespace) -> int:
@@ -42,18 +51,29 @@ def _add_distill(kinds, count) -> None:
         "uses several devices.",
     )
     command.add_argument("teacher", help="folder of a Hugging Face encoder with its tokenizer, or a name on the hub")
-    command.add_argument("--kernel", default="add_laplace", metavar="NAME", help="default: %(default)s")
+    command.add_argument(
+        "--kernel", nargs="+", default=["add_laplace"], metavar="NAME",
+        help="several learn side by side, each in a folder of its own; default: add_laplace",
+    )  # fmt: skip
     command.add_argument("--bandwidth", type=float, metavar="TAU", help="default: the kernel's")
     command.add_argument("--learn-bandwidth", action="store_true", help="learn one bandwidth per layer and head")
     command.add_argument(
         "--data", type=Path, nargs="+", required=True, metavar="FILE",
         help="texts to learn from: .jsonl(.gz) with \"text\", an STS .csv, or plain text with a passage per line",
     )  # fmt: skip
+    command.add_argument(
+        "--join", type=count, default=1, metavar="WORDS",
+        help="join lines of a plain text that follow each other until they have so many words; default: do not",
+    )  # fmt: skip
     command.add_argument("--layerwise-steps", type=count, default=10_000, metavar="N", help="default: %(default)s")
     command.add_argument("--end-to-end-steps", type=count, default=10_000, metavar="N", help="default: %(default)s")
     command.add_argument(
         "--tokens", type=count, default=512, metavar="N", help="texts are cut here, default: %(default)s"
     )
+    command.add_argument(
+        "--lengths", type=count, nargs="+", metavar="N",
+        help="cut each batch at one of these numbers of tokens, drawn at random; default: at --tokens",
+    )  # fmt: skip
     command.add_argument("--batch", type=count, default=16, metavar="B", help="default: %(default)s")
     command.add_argument("--accumulation", type=count, default=1, metavar="N", help="batches per step, default: 1")
     command.add_argument("--clip", type=float, default=1.0, metavar="NORM", help="of gradients, default: %(default)s")
@@ -62,6 +82,9 @@ def _add_distill(kinds, count) -> None:
         "--every", type=count, default=250, metavar="N", help="steps between checkpoints, default: 250"
     )
     command.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    command.add_argument(
+        "--no-graphs", dest="graphs", action="store_false", help="on a GPU, do not replay steps as CUDA graphs"
+    )
     _add_common(command, count, Path("sortattn-text"))
     command.set_defaults(work=_distill)
 
@@ -72,8 +95,13 @@ def _add_eval(kinds, count) -> None:
         help="Spearman's correlation and nDCG@10 from local files",
         description="Evaluates an encoder. Every finished task is kept in results.csv: the same command continues.",
     )
-    command.add_argument("model", help="folder of a Hugging Face encoder with its tokenizer, or a name on the hub")
-    command.add_argument("--kernel", metavar="NAME", help="replace its attention first; default: as it was saved")
+    command.add_argument(
+        "model", nargs="+", help="folders of Hugging Face encoders with their tokenizers, or names on the hub"
+    )
+    command.add_argument(
+        "--kernel", nargs="+", default=[], metavar="NAME",
+        help="replace the attention by each of these first; default: as the model was saved",
+    )  # fmt: skip
     command.add_argument("--sts", type=Path, nargs="+", default=[], metavar="FILE", help="sentence1,sentence2,score")
     command.add_argument("--cranfield", type=Path, metavar="FOLDER", help="corpus.jsonl, queries.jsonl and qrels.txt")
     command.add_argument(
@@ -83,10 +111,24 @@ def _add_eval(kinds, count) -> None:
         "--lengths", type=count, nargs="+", default=list(LENGTHS), metavar="N",
         help="tokens at which meetings are cut, default: 512 2048 4096 8192 16384",
     )  # fmt: skip
+    command.add_argument(
+        "--mteb", nargs="+", default=[], metavar="NAME",
+        help="benchmarks or tasks of mteb, such as 'MTEB(eng, v2)', and LoCo; their data come from the hub",
+    )  # fmt: skip
+    command.add_argument(
+        "--mteb-tokens", type=count, default=512, metavar="N", help="where their texts are cut, default: 512"
+    )
     command.add_argument("--limit", type=count, metavar="N", help="the first N pairs, documents and queries only")
     command.add_argument("--fresh", action="store_true", help="measure again what results.csv holds")
     _add_common(command, count, Path("sortattn-text"))
     command.set_defaults(work=_eval)
+
+
+def _add_table(kinds) -> None:
+    command = kinds.add_parser("table", help="all scores in one table, beside the paper's Table 3")
+    command.add_argument("results", type=Path, help="results.csv of `text eval`")
+    command.add_argument("--format", choices=STYLES, default="text", help="default: text")
+    command.set_defaults(work=_table)
 
 
 def _add_pareto(kinds, count) -> None:

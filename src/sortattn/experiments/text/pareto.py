@@ -1,13 +1,13 @@
 """Quality against time per document, the paper's Figure 2: nDCG@10 of evaluations beside the time of one long text."""
 
-import csv
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
+from ...bench.machine import Measured, now, this_machine
 from ...bench.measure import sample
 from ...bench.plot import COLOURS, MARKERS, SOFTMAX_COLOUR
 from ...distill.store import replace
@@ -23,7 +23,7 @@ ROUNDS = 5
 
 
 @dataclass(frozen=True)
-class Point:
+class Point(Measured):
     """How long one text of `tokens` tokens takes with a kernel through a backend: the median, in milliseconds."""
 
     kernel: str
@@ -38,9 +38,6 @@ class Point:
         return (self.kernel, self.backend, self.tokens, self.precision, self.device)
 
 
-COLUMNS = tuple(field.name for field in fields(Point))
-
-
 def measure(model, kernel: str, backend: str, tokens: int, precision: str, device: str) -> Point:
     """Times a forward pass over one text of random tokens, after one to warm up."""
     register("auto" if (kernel, backend) == SOFTMAX else backend)
@@ -51,7 +48,10 @@ def measure(model, kernel: str, backend: str, tokens: int, precision: str, devic
         raise CommandError(f"{kernel} ({backend}), {tokens:,} tokens: {error}") from error
     finally:
         register("auto")
-    return Point(kernel, backend, tokens, precision, device, round(sorted(times)[len(times) // 2], 3))
+    return Point(
+        kernel=kernel, backend=backend, tokens=tokens, precision=precision, device=device,
+        milliseconds=round(sorted(times)[len(times) // 2], 3), **asdict(this_machine(device)), date=now(),
+    )  # fmt: skip
 
 
 def _times(call: Callable[[], None], device: str) -> list[float]:
@@ -74,29 +74,6 @@ def _call(model, tokens: int, precision: str, device: str) -> Callable[[], None]
             model(**given)
 
     return call
-
-
-def read(path: Path) -> list[Point]:
-    """The points of a file; none if there is no file."""
-    if not path.exists():
-        return []
-    table = csv.DictReader(path.read_text().splitlines())
-    try:
-        return [Point(**{field.name: field.type(row[field.name]) for field in fields(Point)}) for row in table]
-    except (KeyError, TypeError, ValueError) as error:
-        raise CommandError(f"{path}, line {table.line_num}, is damaged ({error}); move the file away") from error
-
-
-def write(path: Path, points: Sequence[Point]) -> None:
-    """Replaces the file by these points in one step."""
-
-    def fill(draft: Path) -> None:
-        with draft.open("w", newline="") as file:
-            table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            table.writeheader()
-            table.writerows(asdict(point) for point in points)
-
-    replace(path, fill)
 
 
 def quality(results: Sequence[Result], kernel: str, tokens: int) -> float | None:

@@ -2,12 +2,16 @@
 
 RandAugment (Cubuk et al., 2020) with two operations of magnitude 9 out of 30, drawn for every image. The fourteen
 operations and their ranges are those of torchvision.
+
+Images are those of one batch or of several, one behind the other, so that a GPU has more to do at a time; each batch
+has a source of random numbers of its own.
 """
 
 import math
-import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,37 +23,61 @@ OPERATIONS_PER_IMAGE = 2
 STRENGTH = 9 / 30
 
 
-def shift_and_mirror(pixels: Tensor, source: random.Random) -> Tensor:
+Sources = Sequence[np.random.Generator]
+
+
+def shift_and_mirror(pixels: Tensor, sources: Sources) -> Tensor:
     """A crop of every image with a black border of four pixels, half of them mirrored."""
     count, _, height, width = pixels.shape
     padded = F.pad(pixels, (PADDING,) * 4)
-    top, left = (_numbers([source.randint(0, 2 * PADDING) for _ in range(count)], pixels) for _ in range(2))
-    mirrored = _numbers([source.random() < 0.5 for _ in range(count)], pixels)
+    top, left = (
+        _drawn(pixels, sources, lambda source, size: source.integers(2 * PADDING + 1, size=size)) for _ in "tl"
+    )
+    mirrored = _drawn(pixels, sources, lambda source, size: source.random(size) < 0.5)
     columns = torch.arange(width, device=pixels.device).expand(count, -1)
-    columns = torch.where(mirrored[:, None], columns.flip(1), columns) + left[:, None]
-    rows = torch.arange(height, device=pixels.device) + top[:, None]
+    columns = (
+        torch.where(there(mirrored, pixels.device)[:, None], columns.flip(1), columns)
+        + there(left, pixels.device)[:, None]
+    )
+    rows = torch.arange(height, device=pixels.device) + there(top, pixels.device)[:, None]
     images = torch.arange(count, device=pixels.device)
     # indices on both sides of a slice put the channels last
     return padded[images[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
 
 
-def rand_augment(pixels: Tensor, source: random.Random) -> Tensor:
+def rand_augment(pixels: Tensor, sources: Sources) -> Tensor:
     """Two operations on every image, one after the other; half of those that have a direction go the other way."""
     for _ in range(OPERATIONS_PER_IMAGE):
-        chosen = [source.choice(list(OPERATIONS)) for _ in range(len(pixels))]
-        sign = [1.0 if source.random() < 0.5 else -1.0 for _ in chosen]
+        chosen = _drawn(pixels, sources, lambda source, size: source.integers(len(OPERATIONS), size=size))
+        sign = _drawn(pixels, sources, lambda source, size: np.where(source.random(size) < 0.5, 1.0, -1.0))
+        order = np.argsort(chosen, kind="stable")
+        counts = np.bincount(chosen, minlength=len(OPERATIONS)).tolist()
+        # the images of an operation one behind the other: two copies to the device serve all of them
+        places = there(order, pixels.device).split(counts)
+        signs = there(sign[order].astype(np.float32), pixels.device).split(counts)
         result = pixels.clone()
-        for name, operation in OPERATIONS.items():
-            places = [place for place, other in enumerate(chosen) if other == name]
-            if places:
-                where = _numbers(places, pixels)
-                result[where] = operation(pixels[where], _numbers([sign[place] for place in places], pixels))
+        for operation, where, direction in zip(OPERATIONS.values(), places, signs, strict=True):
+            if len(where):
+                result[where] = operation(pixels[where], direction)
         pixels = result
     return pixels
 
 
-def _numbers(values: list, like: Tensor) -> Tensor:
-    return torch.tensor(values, device=like.device)
+def _drawn(pixels: Tensor, sources: Sources, draw: Callable[[np.random.Generator, int], np.ndarray]) -> np.ndarray:
+    """A number for every image, those of a batch from its own source."""
+    return np.concatenate([draw(source, len(pixels) // len(sources)) for source in sources])
+
+
+def there(values: np.ndarray, device: torch.device) -> Tensor:
+    """The values on the device; from pinned memory, as a copy waits for all that a GPU has to do otherwise."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+@lru_cache
+def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """A number for every channel, `(C, 1, 1)`, made once."""
+    return torch.tensor(values, device=device)[:, None, None]
 
 
 # an operation takes images (B, C, H, W) and signs (B,), and returns images
@@ -102,8 +130,7 @@ def _blend(other: Callable[[Tensor], Tensor]) -> Operation:
 
 
 def _grey(image: Tensor) -> Tensor:
-    weights = torch.tensor([0.299, 0.587, 0.114], device=image.device)[:, None, None]
-    return (image * weights).sum(1, keepdim=True).floor()
+    return (image * constant((0.299, 0.587, 0.114), image.device)).sum(1, keepdim=True).floor()
 
 
 def _smooth(image: Tensor) -> Tensor:

@@ -2,16 +2,20 @@
 
 import random
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from ...errors import CommandError
-from .augment import rand_augment, shift_and_mirror
+from .augment import constant, rand_augment, shift_and_mirror, there
 from .data import Images
 from .mix import mix
 
 # of CIFAR-10, by channel
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+
+# batches that are augmented at a time
+BLOCK = 16
 
 
 class Batches:
@@ -26,6 +30,7 @@ class Batches:
             raise CommandError(f"expected a --batch of at most {len(images):,} images, got {size:,}")
         self.images, self.size, self.seed, self.labelled = images, size, seed, labelled
         self._order: tuple[int, list[int]] | None = None
+        self._block: tuple[int, list[dict[str, Tensor]]] | None = None
 
     @property
     def per_epoch(self) -> int:
@@ -33,13 +38,21 @@ class Batches:
         return len(self.images) // self.size
 
     def __call__(self, number: int) -> dict[str, Tensor]:
-        places = torch.tensor(self.places(number), device=self.images.pixels.device)
-        source = random.Random(f"{self.seed} batch {number}")
-        pixels = shift_and_mirror(self.images.pixels[places], source)
+        block, place = divmod(number, BLOCK)
+        if self._block is None or self._block[0] != block:
+            self._block = block, self._make(range(block * BLOCK, (block + 1) * BLOCK))
+        return self._block[1][place]
+
+    def _make(self, numbers: range) -> list[dict[str, Tensor]]:
+        """Some batches at once."""
+        places = there(np.array([self.places(number) for number in numbers]), self.images.pixels.device)
+        sources = [np.random.default_rng([self.seed % (1 << 32), number]) for number in numbers]
+        pixels = shift_and_mirror(self.images.pixels[places.flatten()], sources)
         if not self.labelled:
-            return {"pixel_values": normalised(pixels)}
-        images, targets = mix(normalised(rand_augment(pixels, source)), self.images.labels[places], source)
-        return {"pixel_values": images, "labels": targets}
+            return [{"pixel_values": images} for images in normalised(pixels).split(self.size)]
+        images = normalised(rand_augment(pixels, sources)).split(self.size)
+        mixed = (mix(*batch) for batch in zip(images, self.images.labels[places], sources, strict=True))
+        return [{"pixel_values": pixels, "labels": targets} for pixels, targets in mixed]
 
     def places(self, number: int) -> list[int]:
         """Which images a batch holds."""
@@ -53,5 +66,5 @@ class Batches:
 
 def normalised(pixels: Tensor) -> Tensor:
     """Bytes to numbers with mean zero and variance one over CIFAR-10."""
-    mean, deviation = (torch.tensor(row, device=pixels.device)[:, None, None] for row in (MEAN, DEVIATION))
+    mean, deviation = (constant(row, pixels.device) for row in (MEAN, DEVIATION))
     return (pixels.float() / 255 - mean) / deviation

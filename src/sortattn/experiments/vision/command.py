@@ -8,13 +8,15 @@ from functools import cached_property
 
 from torch import nn
 
-from ...bench.command import check_names, usable_device
+from ...bench.command import check_names
 from ...bench.machine import now, this_machine, version
 from ...bench.run import use_threads
-from ...distill import END_TO_END, LAYERWISE, EndToEnd, Layerwise, Settings, Stage, distill, logit_loss, pair
+from ...distill import END_TO_END, LAYERWISE, EndToEnd, Layerwise, Settings, Stage, distill, logit_loss, pair, parallel
+from ...distill.answers import digest
 from ...distill.work import Work
 from ...errors import CommandError
 from ...kernels import KERNELS
+from ..resumable import resumable
 from . import data, model
 from .batches import Batches
 from .curves import Curve, save_picture
@@ -30,20 +32,16 @@ def vision(options: Namespace) -> int:
     if options.smoke:
         vars(options).update(SMOKE)
     check_names("kernel", options.kernel, list(KERNELS))
-    device, threads = usable_device(options.device), use_threads(options.threads)
-    session = _Session(options, device, threads, *_images(options), Results(options.out / "vision.csv"))
-    try:
+    threads = use_threads(options.threads)
+
+    def work(device: str) -> None:
+        session = _Session(options, device, threads, *_images(options), Results(options.out / "vision.csv"))
         for kernel in dict.fromkeys(options.kernel):
             WORK[options.stage](session, kernel)
-    except KeyboardInterrupt:
-        print(f"\nInterrupted. The same command continues from the last checkpoint in {options.out}.", file=sys.stderr)
-        return 130
-    except OSError as error:
-        raise CommandError(
-            f"{error}; the last checkpoint in {options.out} is valid, the same command continues"
-        ) from error
-    session.show()
-    return 0
+        if parallel.leads():
+            session.show()
+
+    return resumable(options, work)
 
 
 def _images(options: Namespace) -> tuple[data.Images, data.Images]:
@@ -68,7 +66,7 @@ class _Session:
     @cached_property
     def facts(self) -> dict:
         """What a checkpoint must have been made with."""
-        names = ("bandwidth", "batch", "seed")
+        names = ("bandwidth", "learn_bandwidth", "batch", "seed")
         return {**{name: getattr(self.options, name) for name in names}, "data": data.digest(self.train)}
 
     @cached_property
@@ -87,12 +85,15 @@ class _Session:
     def pair(self, kernel: str) -> tuple[nn.Module, nn.Module]:
         """The teacher, and the student with its weights."""
         try:
-            return pair(self.load_teacher(), kernel, self.options.bandwidth)
+            return pair(self.load_teacher(), kernel, self.options.bandwidth, self.options.learn_bandwidth)
         except ValueError as error:
             raise CommandError(str(error)) from error
 
     def run(self, stage: Stage, kernel: str, student: nn.Module, work: Work, about: dict) -> tuple[float, float]:
-        """Trains the student, or what is left of that; returns its accuracy and the seconds of all steps."""
+        """Trains the student, or what is left of that; returns its accuracy and the seconds of all steps.
+
+        Of several processes the first one looks after all that is written and shown, and returns the others nothing.
+        """
         options, folder = self.options, self.options.out / f"{stage.name}-{kernel}"
         images = self.train.to(self.device)
         batches = Batches(images, size=options.batch, seed=options.seed, labelled=stage.name == SCRATCH.name)
@@ -102,9 +103,11 @@ class _Session:
             curve.add(step, accuracy(student, self.test, options.precision))
             return f", accuracy {curve.at(step):.2f}%"
 
-        settings = Settings(options.precision, clip=options.clip, every=options.every)
+        settings = Settings(options.precision, clip=options.clip, every=options.every, graphs=options.graphs)
         about = {"kernel": kernel, "shape": str(model.shape_of(student)), **self.facts, **about}
         losses = distill(student, [(stage, work)], batches, folder, settings, about=about, watch=watch)
+        if not parallel.leads():
+            return 0.0, 0.0
         if curve.at(stage.steps) is None:
             watch(stage.name, stage.steps)
         try:
@@ -115,16 +118,20 @@ class _Session:
 
     def keep(self, student: nn.Module, kernel: str, stage: str, found: float, **more) -> None:
         """Adds the row of a model."""
+        if not parallel.leads():
+            return
         options, config = self.options, student.config
         head_dim = config.hidden_size // config.num_attention_heads
+        processes = parallel.place()[1]
         facts = {"teacher": None, "steps": 0, "layerwise_steps": 0, "seconds": 0.0, **more}
         facts["seconds"] = round(facts["seconds"], 2)
         self.results.keep(
             Row(
                 kernel=kernel, stage=stage, accuracy=round(found, 4), **facts,
                 bandwidth=round(options.bandwidth or KERNELS[kernel].default_bandwidth(head_dim), 6),
-                epochs=round(facts["steps"] * options.batch / len(self.train), 4),
-                batch=options.batch, precision=options.precision, seed=options.seed,
+                learned=options.learn_bandwidth,
+                epochs=round(facts["steps"] * options.batch * processes / len(self.train), 4),
+                batch=options.batch, processes=processes, precision=options.precision, seed=options.seed,
                 train_images=len(self.train), test_images=len(self.test),
                 layers=config.num_hidden_layers, heads=config.num_attention_heads, width=config.hidden_size,
                 patch=config.patch_size, device=self.device, threads=self.threads, **asdict(this_machine(self.device)),
@@ -142,8 +149,8 @@ class _Session:
 def _scratch(session: _Session, kernel: str) -> None:
     options = session.options
     shape = model.SMOKE if options.smoke else model.PAPER
-    student = model.build(shape, kernel, options.bandwidth, options.seed).to(session.device)
-    steps = options.epochs * (len(session.train) // options.batch)
+    student = model.build(shape, kernel, options.bandwidth, options.seed, options.learn_bandwidth).to(session.device)
+    steps = options.epochs * (len(session.train) // (options.batch * parallel.place()[1]))
     found, seconds = session.run(replace(SCRATCH, steps=steps), kernel, student, Scratch(student), {})
     session.keep(student, kernel, SCRATCH.name, found, steps=steps, seconds=seconds)
 
@@ -157,7 +164,7 @@ def _copy(session: _Session, kernel: str) -> None:
 def _layerwise(session: _Session, kernel: str) -> tuple[nn.Module, nn.Module]:
     teacher, student = session.pair(kernel)
     stage = replace(LAYERWISE, steps=session.options.layerwise_steps)
-    about = {"teacher": model.digest(teacher)}
+    about = {"teacher": digest(teacher)}
     found, seconds = session.run(stage, kernel, student, Layerwise(teacher, student), about)
     more = {"teacher": session.teacher_accuracy, "steps": stage.steps, "seconds": seconds}
     session.keep(student, kernel, stage.name, found, **more)
@@ -169,7 +176,7 @@ def _end_to_end(session: _Session, kernel: str) -> None:
     teacher, student = _layerwise(session, kernel)
     stage = replace(END_TO_END, steps=session.options.end_to_end_steps)
     before = {"layerwise_steps": session.options.layerwise_steps}
-    about = {"teacher": model.digest(teacher), **before}
+    about = {"teacher": digest(teacher), **before}
     found, seconds = session.run(stage, kernel, student, EndToEnd(teacher, student, logit_loss), about)
     more = {"teacher": session.teacher_accuracy, "steps": stage.steps, "seconds": seconds, **before}
     session.keep(student, kernel, stage.name, found, **more)

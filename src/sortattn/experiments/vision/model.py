@@ -1,6 +1,5 @@
 """The vision transformer of Appendix E, as transformers has it: a class token before the patches, norms first."""
 
-import zlib
 from pathlib import Path
 
 import torch
@@ -21,7 +20,9 @@ SMOKE = {
 }  # fmt: skip
 
 
-def build(shape: dict[str, int], kernel: str, bandwidth: float | None, seed: int) -> nn.Module:
+def build(
+    shape: dict[str, int], kernel: str, bandwidth: float | None, seed: int, learn_bandwidth: bool = False
+) -> nn.Module:
     """A model of this shape with random weights and kernel attention."""
     transformers = _transformers()
     config = transformers.ViTConfig(
@@ -32,7 +33,10 @@ def build(shape: dict[str, int], kernel: str, bandwidth: float | None, seed: int
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = transformers.ViTForImageClassification(config)
-    return _converted(model, kernel, bandwidth)
+    try:
+        return convert(model, kernel, bandwidth, learn_bandwidth)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
 
 
 def load(folder: Path) -> nn.Module:
@@ -77,14 +81,6 @@ def kernel_of(config) -> str:
     return getattr(config, ENTRY, {"kernel": "own"})["kernel"]
 
 
-def digest(model: nn.Module) -> str:
-    """A sum over the weights: another teacher is another run."""
-    total = 0
-    for tensor in model.state_dict().values():
-        total = zlib.crc32(tensor.cpu().contiguous().numpy(), total)
-    return f"{total:08x}"
-
-
 def _refuse_other_task(folder: Path, config) -> None:
     for name, value in {"model_type": "vit", "image_size": SIDE, "num_labels": CLASSES}.items():
         if getattr(config, name, None) != value:
@@ -96,13 +92,6 @@ def _refuse_other_shape(folder: Path, info: dict) -> None:
         if info[problem]:
             names = ", ".join(str(name) for name in sorted(info[problem], key=str)[:3])
             raise CommandError(f"the weights in {folder} are of another shape than its config: {problem} {names}")
-
-
-def _converted(model: nn.Module, kernel: str, bandwidth: float | None) -> nn.Module:
-    try:
-        return convert(model, kernel, bandwidth)
-    except ValueError as error:
-        raise CommandError(str(error)) from error
 
 
 def _transformers():

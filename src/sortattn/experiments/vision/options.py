@@ -39,6 +39,7 @@ def _add(kinds, stage: str, text: str, kernels: list[str]) -> None:
     shown = " ".join(kernels) if len(kernels) == 1 else "all but softmax"
     command.add_argument("--kernel", nargs="+", default=kernels, metavar="NAME", help=f"default: {shown}")
     command.add_argument("--bandwidth", type=float, metavar="TAU", help="default: the kernel's")
+    command.add_argument("--learn-bandwidth", action="store_true", help="learn one bandwidth per layer and head")
     command.add_argument("--data", type=Path, metavar="FOLDER", help="CIFAR-10, binary version: data_batch_1.bin ...")
     if stage == "scratch":
         command.add_argument(
@@ -49,8 +50,9 @@ def _add(kinds, stage: str, text: str, kernels: list[str]) -> None:
     if stage == "end-to-end":
         command.add_argument("--end-to-end-steps", type=count, default=50_000, metavar="N", help="default: %(default)s")
     command.add_argument(
-        "--batch", type=count, default=128 if stage == "scratch" else 512, metavar="B", help="default: %(default)s"
-    )
+        "--batch", type=count, default=128 if stage == "scratch" else 512, metavar="B",
+        help="images of a step and process, default: %(default)s",
+    )  # fmt: skip
     command.add_argument("--clip", type=float, default=2.0, metavar="NORM", help="of gradients, default: %(default)s")
     command.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="default: %(default)s")
     command.add_argument(
@@ -58,6 +60,9 @@ def _add(kinds, stage: str, text: str, kernels: list[str]) -> None:
         help="steps between checkpoints, each with a test, default: %(default)s",
     )  # fmt: skip
     command.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    command.add_argument(
+        "--no-graphs", dest="graphs", action="store_false", help="on a GPU, do not replay steps as CUDA graphs"
+    )
     command.add_argument("--out", type=Path, default=Path("sortattn-vision"), help="folder, default: %(default)s")
     command.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     command.add_argument("--threads", type=count, help="CPU threads, default: as torch chooses")

@@ -19,17 +19,20 @@ class Row(Measured):
     """The test accuracy of one model in per cent, with how it was made.
 
     `steps` are those of the stage itself, `layerwise_steps` those before it; `teacher` is the accuracy of the teacher.
+    A bandwidth that is `learned`, one per layer and head, began as `bandwidth`. `batch` counts the images of a process.
     """
 
     kernel: str
     stage: str
     bandwidth: float
+    learned: bool
     accuracy: float
     teacher: float | None
     steps: int
     epochs: float
     layerwise_steps: int
     batch: int
+    processes: int
     precision: str
     seed: int
     train_images: int

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...distill import Stage
-from ...distill.run import PRECISIONS
+from ...distill.training import PRECISIONS
 from .batches import normalised
 from .data import Images
 
@@ -21,6 +21,9 @@ class Scratch:
     """The whole model learns the labels, smoothed by 0.1; `batch["labels"] (B, 10)` are shares of classes."""
 
     weight_decay = 0.1
+    together = False
+    # there is none but the labels
+    teach = None
 
     def __init__(self, model: nn.Module):
         self.model = model
@@ -29,7 +32,7 @@ class Scratch:
         """The parameters that learn, clipped together."""
         return [list(self.model.parameters())]
 
-    def losses(self, batch: dict[str, Tensor]) -> Iterator[Tensor]:
+    def losses(self, batch: dict[str, Tensor], lesson: None) -> Iterator[Tensor]:
         """The one loss of the batch."""
         logits = self.model(pixel_values=batch["pixel_values"]).logits.float()
         yield F.cross_entropy(logits, batch["labels"], label_smoothing=SMOOTHING)

@@ -194,7 +194,9 @@ class _Walk:
     def blocks(self, chunk: _Chunk) -> Iterator[slice]:
         """Problems whose dense part is made together."""
         length = chunk.keys.stop - chunk.keys.start
-        step = max(1, _BLOCK // (self.group * length * length * self.query.shape[2]))
+        # a GPU is idle with a few heads, and what it computes is little beside a launch
+        block = _BLOCK << 6 if self.query.is_cuda else _BLOCK
+        step = max(1, block // (self.group * length * length * self.query.shape[2]))
         for p in range(0, self.query.shape[0], step):
             yield slice(p, p + step)
 

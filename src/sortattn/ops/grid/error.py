@@ -8,7 +8,8 @@ from torch import Tensor
 from ...kernels import SidedKernel
 from ...normalise import normalise
 from ...validation import Problem
-from . import options
+from .. import tiled
+from . import gpu, options
 from .causal import causal_sums
 from .plain import sums, with_weights
 from .surrogate import surrogate
@@ -44,16 +45,27 @@ def worst(problem: Problem, kernel: SidedKernel, setting: str) -> Tensor:
 def _squares(problem: Problem, kernel: SidedKernel, setting: str) -> tuple[Tensor, Tensor]:
     """By head, the squared norms of the error and of the output, on some of the queries."""
     query = problem.query.nan_to_num(0.0, 0.0, 0.0) if problem.group > 1 else problem.query
-    grid = surrogate(problem, kernel, query, options.count(setting, kernel, query.shape[2]))
+    count = options.count(setting, kernel, query.shape[2])
     places = _places(problem)
-    if problem.causal:
-        approximate = causal_sums(problem, kernel, query, grid)[:, places]
-    else:
-        approximate = sums(problem, kernel, query[:, places], grid)
-    exact = _exact(problem, kernel, query[:, places], places)
     chosen = replace(problem, query=problem.query[:, places], group=1)
-    outputs = [normalise(chosen, part[..., :-1], part[..., -1], kernel.floor).double() for part in (exact, approximate)]
-    return (outputs[1] - outputs[0]).square().sum((1, 2)), outputs[0].square().sum((1, 2))
+
+    def output(found: Tensor) -> Tensor:
+        return normalise(chosen, found[..., :-1], found[..., -1], kernel.floor).double()
+
+    if gpu.serves(problem, count):
+        from .gpu import api
+
+        approximate = api.attention(problem.as_given(), kernel, count)[:, places].double()
+    elif problem.causal:
+        grid = surrogate(problem, kernel, query, count)
+        approximate = output(causal_sums(problem, kernel, query, grid)[:, places])
+    else:
+        approximate = output(sums(problem, kernel, query[:, places], surrogate(problem, kernel, query, count)))
+    if query.is_cuda and not problem.causal:
+        exact = tiled.attention(chosen, kernel).double()
+    else:
+        exact = output(_exact(problem, kernel, query[:, places], places))
+    return (approximate - exact).square().sum((1, 2)), exact.square().sum((1, 2))
 
 
 def _places(problem: Problem) -> Tensor:

@@ -1,20 +1,18 @@
 """Exact and quadratic, but never an M x N matrix: blocks of queries against blocks of keys, forward and backward.
 
-`softmax` and `gauss` are SDPA where it can serve them, `gauss` with one more dimension: `q' = [q, 1]`,
-`k' = [k, -|k|^2 / 2]`, as the query's norm cancels. All else is summed on CUDA devices by a kernel of our own, where
-there is one, and else block by block through the dense formula.
+`softmax` and `gauss` are torch's own attention where it can serve them. All else is summed on CUDA devices by a kernel
+of our own, where there is one, and else block by block through the dense formula.
 """
 
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor
 
-from ...kernels import ExponentialKernel, Gauss, Kernel, Softmax
+from ...kernels import KERNELS, ExponentialKernel, Kernel
 from ...normalise import poisoned
 from ...validation import Problem
 from ..direct import plain
-from . import cuda
+from . import cuda, sdpa
 from .api import tiled_sum_directly
 
 # the numbers of kernels on CUDA devices, and of which tensors in which state they are a copy
@@ -28,8 +26,9 @@ def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
 
 def attention(problem: Problem, kernel: Kernel) -> Tensor:
     """`y_m = sum_n Phi(q_m, k_n) v_n / sum_n Phi(q_m, k_n)`, `(P, M, C)`."""
-    if isinstance(kernel, (Softmax, Gauss)) and _sdpa_serves(problem):
-        return poisoned(problem, _sdpa(problem, kernel))
+    if sdpa.serves(problem, kernel):
+        return poisoned(problem, sdpa.attention(problem, kernel))
+    problem = problem.widened()
     if cuda.serves(problem.query, problem.value, kernel.name):
         # which looks for what is no number by itself
         rows = _sum(problem, kernel, problem.query, problem.key, normalised=True)
@@ -46,36 +45,20 @@ def kernel_sum(problem: Problem, kernel: Kernel) -> Tensor:
     return _sum(problem, kernel, problem.query, problem.key, normalised=False)
 
 
-def _sdpa_serves(problem: Problem) -> bool:
-    # SDPA aligns its causal mask at the start, knows no heads one behind the other, and takes no other mask beside it
-    square = problem.group == 1 and problem.query.shape[1] == problem.key.shape[1]
-    return not problem.causal or (square and problem.weight is None)
-
-
-def _sdpa(problem: Problem, kernel: Softmax | Gauss) -> Tensor:
-    query, key = kernel.center(problem.query, problem.key)
-    query, key = query / problem.bandwidth, key / problem.bandwidth
-    if isinstance(kernel, Gauss):
-        query = torch.nn.functional.pad(query, (0, 1), value=1.0)
-        key = torch.cat([key, key.square().sum(-1, keepdim=True) / -2], -1)
-    mask = None if problem.weight is None else (problem.weight != 0)[:, None, None, :]
-    out = torch.nn.functional.scaled_dot_product_attention(
-        query[:, None], key[:, None], problem.value[:, None], attn_mask=mask, is_causal=problem.causal, scale=1.0
-    )[:, 0]
-    return out if mask is None else torch.where(mask.any(-1), out, 0.0)
-
-
 def _sum(problem: Problem, kernel: Kernel, query: Tensor, key: Tensor, normalised: bool) -> Tensor:
     fixed = isinstance(problem.bandwidth, float)
     rows, _, _ = tiled_sum_directly(
         query, key, problem.value, problem.weight, None if fixed else problem.bandwidth, _parameters(kernel, query),
         problem.bandwidth if fixed else 0.0, kernel.name, problem.causal, problem.group, normalised,
+        problem.dtype.itemsize == 2,
     )  # fmt: skip
     return rows
 
 
 def _parameters(kernel: Kernel, query: Tensor) -> Tensor | None:
     """The numbers of a kernel where the queries are."""
+    if kernel.name in KERNELS:
+        return None
     tensors = [part for part in vars(kernel).values() if isinstance(part, Tensor)]
     # here and not in the operator: a gradient goes back to where the parameters are only if somebody asks for it
     if not query.is_cuda or not plain(query, *tensors) or any(part.requires_grad for part in tensors):

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..batching import fold, unfold
-from ..direct import direct
+from ..direct import direct, shortcut
 from . import blocks, cuda
 
 
@@ -20,23 +20,24 @@ def _forward(
     causal: bool,
     group: int,
     normalised: bool,
+    coarse: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Kernel sums of the values `(P, M, C)`, with `normalised` divided by those of ones, zero for a query without keys.
 
     `weight (P, N)` is zero where a key does not take part. The bandwidth is `bandwidth (P, 1, 1)`, else the number
-    `tau`. For the backward pass, and not differentiable: the sums of ones, `(P, M)`, divided by `e^shift`; and that
-    shift, for kernels with a logarithm the largest one of each row, so that nothing overflows and no row vanishes,
-    otherwise `(P, 0)`.
+    `tau`. With `coarse`, for numbers that had 16 bits, products may have eleven digits. For the backward pass, and not
+    differentiable: the sums of ones, `(P, M)`, divided by `e^shift`; and that shift, for kernels with a logarithm the
+    largest one of each row, so that nothing overflows and no row vanishes, otherwise `(P, 0)`.
     """
     way = cuda if cuda.serves(query, value, kernel) else blocks
-    return way.forward(query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group, normalised)
+    return way.forward(query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group, normalised, coarse)
 
 
 tiled_sum = torch.library.custom_op("sortattn::tiled_sum", _forward, mutates_args=())
 
 
 @tiled_sum.register_fake
-def _(query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group, normalised):
+def _(query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group, normalised, coarse):
     problems, rows = query.shape[:2]
     shifts = rows if normalised and blocks.shifted(kernel) else 0
     return (
@@ -46,8 +47,7 @@ def _(query, key, value, weight, bandwidth, parameters, tau, kernel, causal, gro
     )
 
 
-@torch.library.custom_op("sortattn::tiled_sum_backward", mutates_args=())
-def tiled_sum_backward(
+def _gradients(
     grad: Tensor,
     rows: Tensor,
     total: Tensor,
@@ -63,13 +63,18 @@ def tiled_sum_backward(
     causal: bool,
     group: int,
     normalised: bool,
+    coarse: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key, value, bandwidth and parameters; of what is None, no number."""
     way = cuda if cuda.serves(query, value, kernel) else blocks
     return way.backward(
         grad, rows, total, shift, query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group,
-        normalised,
+        normalised, coarse,
     )  # fmt: skip
+
+
+tiled_sum_backward = torch.library.custom_op("sortattn::tiled_sum_backward", _gradients, mutates_args=())
+_gradients_directly = shortcut(tiled_sum_backward, _gradients)
 
 
 @tiled_sum_backward.register_fake
@@ -81,17 +86,17 @@ def _(grad, rows, total, shift, query, key, value, weight, bandwidth, parameters
 
 
 def _setup(ctx, inputs, output):
-    *tensors, tau, kernel, causal, group, normalised = inputs
+    *tensors, tau, kernel, causal, group, normalised, coarse = inputs
     ctx.save_for_backward(*output, *tensors)
-    ctx.options = tau, kernel, causal, group, normalised
+    ctx.options = tau, kernel, causal, group, normalised, coarse
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _backward(ctx, grad, *_):
-    *gradients, dtau, dparameters = tiled_sum_backward(grad, *ctx.saved_tensors, *ctx.options)
+    *gradients, dtau, dparameters = _gradients_directly(grad, *ctx.saved_tensors, *ctx.options)
     *_, bandwidth, parameters = ctx.saved_tensors
     dtau, dparameters = None if bandwidth is None else dtau, None if parameters is None else dparameters
-    return *gradients, None, dtau, dparameters, None, None, None, None, None
+    return *gradients, None, dtau, dparameters, None, None, None, None, None, None
 
 
 tiled_sum.register_autograd(_backward, setup_context=_setup)

@@ -31,6 +31,7 @@ def forward(
     causal: bool,
     group: int,
     normalised: bool,
+    coarse: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `tiled_sum` returns."""
     query, key, value = (part.detach() for part in (query, key, value))
@@ -81,6 +82,7 @@ def backward(
     causal: bool,
     group: int,
     normalised: bool,
+    coarse: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """What `tiled_sum_backward` returns."""
     inputs = tuple(None if part is None else part.detach() for part in (query, key, value, bandwidth, parameters))

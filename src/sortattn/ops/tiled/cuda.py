@@ -1,4 +1,4 @@
-"""The sums on CUDA devices: launches of the kernels in `tiled.cu`, which is compiled at first use."""
+"""The sums on CUDA devices: launches of the kernels beside this file, which are compiled at first use."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...cuda.launch import Kernel
+from ...cuda.launch import Kernel, on
 from ...cuda.support import trouble
 from ...kernels import (
     RIESZ_EPSILON,
@@ -19,8 +19,12 @@ from ...kernels import (
     Spline,
 )
 
-_FORWARD, _TILED, _SURVEY = (Path(__file__).with_name(f"{name}.cu") for name in ("forward", "tiled", "survey"))
+_FORWARD, _TILED, _SURVEY, _SLOPES = (
+    Path(__file__).with_name(f"{name}.cu") for name in ("forward", "tiled", "survey", "slopes")
+)
 NAMES = tuple(kind.name for kind in (AddRiesz, AddLaplace, AddBump, Spline, PolynomialExponential, Laplace, Riesz))
+# whose slopes are steps, which `slopes.cu` sums
+STEPS = (AddRiesz.name, AddLaplace.name, AddBump.name)
 # rows of a block; float64 has half the registers
 ROWS = {torch.float32: 64, torch.float64: 32}
 _TYPES = {torch.float32: "float", torch.float64: "double"}
@@ -29,6 +33,9 @@ _THREADS = 128
 _SHARED = 72 << 10
 # of the forward pass in float32: factors of e^-|s - t| take twice the room
 _TILES, _FACTORS = 73 << 10, 98 << 10
+# of slopes with one step, with three, and with factors
+_PLACES = {AddRiesz.name: 88 << 10, AddBump.name: 106 << 10, AddLaplace.name: 79 << 10}
+_SLOPE_THREADS = 256
 # columns that are summed at a time, and the most of them
 _CHUNK, _WIDEST = 64, 256
 # heads that every block of the forward pass looks through by itself
@@ -49,18 +56,28 @@ def serves(query: Tensor, value: Tensor, kernel: str) -> bool:
 
 
 @lru_cache
-def kernel_of(entry: str, kernel: str, dtype: torch.dtype, wide: bool) -> Kernel:
-    """The function `entry` for a kernel and a type; `wide` for more than 64 dimensions or channels."""
+def kernel_of(entry: str, kernel: str, dtype: torch.dtype, wide: bool, coarse: bool = False) -> Kernel:
+    """The function `entry` for a kernel and a type; `wide` for more than 64 dimensions or channels.
+
+    `coarse` makes products of numbers with eleven digits.
+    """
     defines = (
         ("NUMBER", _TYPES[dtype]),
         ("KERNEL", kernel.upper()),
         ("CHUNKS", _WIDEST // _CHUNK if wide else 1),
         ("EPSILON", repr(RIESZ_EPSILON)),
     )
-    if entry == "forward" and dtype == torch.float32:
+    room = ("SHARED", shared_of(entry, kernel, dtype, coarse))
+    coarse = ("COARSE", int(coarse))
+    if entry in ("forward", "forward_values") and dtype == torch.float32:
         # those that hold more, of factors or of sums in integers, have twice the registers
         blocks = 2 if wide or kernel in (AddLaplace.name, AddRiesz.name, Laplace.name) else 3
-        return Kernel(_FORWARD, entry, (*defines, ("BLOCKS", blocks), ("SHARED", shared_of(entry, kernel, dtype))))
+        return Kernel(
+            _FORWARD, "forward",
+            (*defines, ("BLOCKS", blocks), room, coarse, ("REVERSED", int(entry == "forward_values"))),
+        )  # fmt: skip
+    if entry in ("prepare", "slopes"):
+        return Kernel(_SLOPES, entry, (*defines, ("BLOCKS", 2), room, coarse))
     defines += (("OWN", ROWS[dtype]), ("SHARED", _SHARED), ("BLOCKS", 3 if dtype == torch.float32 else 1))
     return Kernel(_TILED, entry, (*defines, ("FORWARD", 1)) if entry == "forward" else defines)
 
@@ -71,22 +88,24 @@ def survey_of(dtype: torch.dtype) -> Kernel:
     return Kernel(_SURVEY, "survey", (("NUMBER", _TYPES[dtype]),))
 
 
-def shared_of(entry: str, kernel: str, dtype: torch.dtype) -> int:
+def shared_of(entry: str, kernel: str, dtype: torch.dtype, coarse: bool) -> int:
     """Bytes of shared memory of a block."""
-    if entry == "forward" and dtype == torch.float32:
+    if entry in ("prepare", "slopes"):
+        return _PLACES[AddBump.name if coarse and kernel == AddLaplace.name else kernel]
+    if entry in ("forward", "forward_values") and dtype == torch.float32:
         return _FACTORS if kernel == AddLaplace.name else _TILES
     return 0 if entry == "backward_quotient" else _SHARED
 
 
 class _Call:
-    """What every launch for the same tensors has in common."""
+    """What every launch for the same tensors has in common; `each` is how many queries a head has."""
 
-    def __init__(self, query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group):
-        self.kernel, self.dtype = kernel, query.dtype
+    def __init__(self, query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group, coarse, each=None):
+        self.kernel, self.dtype, self.coarse = kernel, query.dtype, coarse
         self.problems, self.rows, self.dims = query.shape
         self.columns, self.channels = value.shape[1:]
         self.wide = max(self.dims, self.channels) > _CHUNK
-        self.group, self.each = group, max(self.rows // group, 1)
+        self.group, self.each = group, each or max(self.rows // group, 1)
         table, count = _table(kernel, parameters)
         if table is not None:
             table = table.to(query.dtype)
@@ -103,8 +122,8 @@ class _Call:
 
     def launch(self, entry: str, rows: int, *arguments, passes: int = 1) -> None:
         """Launch a block for every tile of `rows` rows of every problem, `passes` times."""
-        kernel = kernel_of(entry, self.kernel, self.dtype, self.wide)
-        shared = shared_of(entry, self.kernel, self.dtype)
+        kernel = kernel_of(entry, self.kernel, self.dtype, self.wide, self.coarse)
+        shared = shared_of(entry, self.kernel, self.dtype, self.coarse)
         kernel((self.problems * self.blocks(rows), passes), _THREADS, *arguments, shared=shared)
 
     def survey(self) -> tuple[Tensor | None, int]:
@@ -112,10 +131,11 @@ class _Call:
         if self.group == 1 and self.dtype == torch.float32 and max(self.rows, self.columns) <= _SHORT:
             return None, 0
         parts = self.problems * (self.group + 2)
-        numbers = max(self.each * self.dims, self.columns * self.dims, self.columns * self.channels)
+        each = self.rows // self.group
+        numbers = max(each * self.dims, self.columns * self.dims, self.columns * self.channels)
         slices = max(1, min(-(-_LOOKING // max(parts, 1)), numbers // _LOOK))
         found = torch.empty(parts * slices, 4, dtype=torch.float32, device=self.tensors[0].device)
-        sizes = (self.each, self.columns, self.dims, self.channels, self.group, slices)
+        sizes = (each, self.columns, self.dims, self.channels, self.group, slices)
         centred = int(self.kernel in (AddLaplace.name, Laplace.name))
         survey_of(self.dtype)((parts * slices,), 256, *self.tensors[:3], found, *sizes, centred)
         return found, slices
@@ -143,10 +163,11 @@ def forward(
     causal: bool,
     group: int,
     normalised: bool,
+    coarse: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `tiled_sum` returns."""
-    with torch.cuda.device(query.device):
-        call = _Call(query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group)
+    with on(query.device):
+        call = _Call(query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group, coarse)
         out = query.new_empty(call.problems, call.rows, call.channels)
         total = query.new_empty(call.problems, call.rows)
         shift = query.new_empty(call.problems, call.rows if normalised and kernel == Laplace.name else 0)
@@ -174,10 +195,13 @@ def backward(
     causal: bool,
     group: int,
     normalised: bool,
+    coarse: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """What `tiled_sum_backward` returns."""
-    with torch.cuda.device(query.device):
-        call = _Call(query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group)
+    with on(query.device):
+        call = _Call(query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group, coarse)
+        if call.dtype == torch.float32 and not call.wide and kernel in STEPS:
+            return _backward_by_steps(call, grad.contiguous(), rows.contiguous(), total.contiguous(), normalised)
         grad, grad_total = grad.contiguous(), torch.zeros_like(total) if not normalised else torch.empty_like(total)
         if normalised:
             whole, grad = (grad, rows.contiguous(), total.contiguous()), torch.empty_like(grad)
@@ -201,6 +225,49 @@ def backward(
             grad_bandwidth = (-moment / bandwidth).to(bandwidth.dtype)
         grad_parameters = query.new_empty(0) if parameters is None else _table_gradient(call, inputs, parameters)
     return *gradients, grad_bandwidth, grad_parameters
+
+
+def _backward_by_steps(
+    call: _Call, grad: Tensor, rows: Tensor, total: Tensor, normalised: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    query, key, value, weight, bandwidth, _ = call.tensors
+    gradients = [torch.empty_like(part) for part in (query, key, value)]
+    queries, keys = call.problems * call.rows, call.problems * call.columns
+    # one behind the other, as every tensor costs time: vectors as halves, large and small ones, of queries and keys;
+    # what undoes their scales; the gradients by the totals
+    parts = (_CHUNK * queries, _CHUNK * keys, queries, keys, queries)
+    room = query.new_empty(sum(parts))
+    places = [room.data_ptr() + 4 * sum(parts[:i]) for i in range(len(parts))]
+    halves, value_halves, scales, value_scales, grad_total = places
+    sums = torch.empty_like(grad) if normalised else grad
+    prepare = kernel_of("prepare", call.kernel, call.dtype, False, call.coarse)
+    prepare(
+        (-(-(queries + keys) // (_SLOPE_THREADS // 32)),), _SLOPE_THREADS, grad, rows, total, value, sums, grad_total,
+        halves, scales, value_halves, value_scales, queries, keys, call.channels, int(normalised),
+    )  # fmt: skip
+    blocks = call.problems * (call.blocks(call.rows) + call.blocks(call.columns))
+    moments = None if bandwidth is None else query.new_empty(blocks, dtype=torch.float64)
+    slopes = kernel_of("slopes", call.kernel, call.dtype, False, call.coarse)
+    slopes(
+        (blocks,), _SLOPE_THREADS, query, key, halves, scales, grad_total, value_halves, value_scales,
+        weight, bandwidth, *gradients[:2], moments, call.problems, *call.sizes[:3], call.each, call.causal,
+        float(call.tau), shared=shared_of("slopes", call.kernel, call.dtype, call.coarse),
+    )  # fmt: skip
+    # the gradients of the values are kernel sums too, of keys and queries
+    turned = _Call(
+        key, query, sums, weight, bandwidth, None, call.tau, call.kernel, call.causal, 1, call.coarse, each=call.each
+    )
+    found, slices = turned.survey()
+    turned.launch(
+        "forward_values", turned.rows, *turned.tensors, found, gradients[2], None, None, *turned.sizes, 0, slices,
+        float(call.tau),
+    )  # fmt: skip
+    grad_bandwidth = query.new_empty(0)
+    if bandwidth is not None:
+        above, below = moments.split([call.problems * call.blocks(count) for count in (call.rows, call.columns)])
+        moment = sum(part.reshape(call.problems, -1).sum(1) for part in (above, below)).reshape(-1, 1, 1)
+        grad_bandwidth = (-moment / bandwidth).to(bandwidth.dtype)
+    return *gradients, grad_bandwidth, query.new_empty(0)
 
 
 def _table_gradient(call: _Call, inputs: tuple, parameters: Tensor) -> Tensor:

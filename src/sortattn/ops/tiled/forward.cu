@@ -8,7 +8,8 @@
 //
 // Set by cuda.py: NUMBER (float), KERNEL (a name of Kind), CHUNKS (blocks of 64 columns, one or at most four: then the
 // running sums lie in local memory), SHARED (bytes), BLOCKS (at least, on a multiprocessor), EPSILON (of the Riesz
-// kernels).
+// kernels), COARSE (1 for inputs of 16 bits: products of halves alone), REVERSED (1 for the gradients of the values:
+// own rows are keys then, the others queries with the gradients of their sums in place of values).
 
 #include "kinds.cu"
 
@@ -178,6 +179,14 @@ struct Place {
     int column(int j) const { return across + 2 * t + j / 2 * 8 + j % 2; }
 };
 
+// Own marks are above the other marks that they see; reversed, both change their signs.
+inline int own_mark(int row, int rows, int columns, int each, bool causal, const float *weights) {
+    return REVERSED ? -key_mark(row, rows, weights) : query_mark(row, rows, columns, each, causal);
+}
+inline int other_mark(int row, int rows, int columns, int each, bool causal, const float *weights) {
+    return REVERSED ? -query_mark(row, columns, rows, each, causal) : key_mark(row, columns, weights);
+}
+
 inline int distance_and_sum(float s, float t, int sum) {
     int result;
     asm("sad.s32 %0, %1, %2, %3;" : "=r"(result) : "r"(__float_as_int(s)), "r"(__float_as_int(t)), "r"(sum));
@@ -344,8 +353,8 @@ inline void add_rows(const Shared &shared, const float (&scores)[4][8], float (&
             for (int i = 0; i < 2; ++i)
 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
-                    multiply_halves(fresh[i][j], large[s][i], less[j]);
-                    multiply_halves(fresh[i][j], small[s][i], more[j]);
+                    if (!COARSE) multiply_halves(fresh[i][j], large[s][i], less[j]);
+                    if (!COARSE) multiply_halves(fresh[i][j], small[s][i], more[j]);
                     multiply_halves(fresh[i][j], large[s][i], more[j]);
                 }
         }
@@ -491,18 +500,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     long long p = blockIdx.x / tiles;
     // the last tiles first: with a causal mask they have the most to do
     int first = (tiles - 1 - blockIdx.x % tiles) * OWN;
-    int group = unsigned(rows) / unsigned(each);
+    int group = REVERSED ? 1 : unsigned(rows) / unsigned(each);
     Rows queries(query + p * rows * dims, rows, dims), keys(key + p * columns * dims, columns, dims);
     Rows values(value + p * columns * channels, columns, channels);
-    const float *weights = weight ? weight + p * columns : nullptr;
+    const float *weights = weight ? weight + p * (REVERSED ? rows : columns) : nullptr;
+    // of one head, the queries that see the first key of the block
+    int begin = REVERSED && causal && each == columns ? max(first + int(each - rows), 0) / OTHER * OTHER : 0;
     if constexpr (!WIDE) {
         queries.fetch(shared.value, first, 0);
-        keys.fetch(shared.raw, 0, 0);
+        keys.fetch(shared.raw, begin, 0);
     }
     if (threadIdx.x < OWN) {
         // rows beyond the last see what it sees, and are not written
         int row = min(first + int(threadIdx.x), int(rows) - 1);
-        shared.own_mark[threadIdx.x] = query_mark(row, rows, columns, each, causal);
+        shared.own_mark[threadIdx.x] = own_mark(row, rows, columns, each, causal, weights);
     }
     look_around(shared, found ? found + p * (group + 2) * slices : nullptr, queries, keys, values, first, each, group,
                 slices);
@@ -516,16 +527,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         if (threadIdx.x == 0) shared.least = least, shared.most = most;
     }
     auto mark_keys = [&](int start) {
-        if (threadIdx.x < OTHER) shared.other_mark[threadIdx.x] = key_mark(start + threadIdx.x, columns, weights);
+        if (threadIdx.x < OTHER)
+            shared.other_mark[threadIdx.x] = other_mark(start + threadIdx.x, rows, columns, each, causal, weights);
     };
     if constexpr (!WIDE) {
         change<false>(shared, shared.value, 0, setting);
         change<true>(shared, shared.raw, 0, setting);
-        mark_keys(0);
+        mark_keys(begin);
     }
     __syncthreads();
-    int least = shared.least, end = shared.most;
-    if (weights) {
+    int least = shared.least, end = REVERSED ? columns : shared.most;
+    bool always = weights || (REVERSED && causal);
+    if (REVERSED) least = columns;
+    if (weights && !REVERSED) {
         // keys behind the last that takes part need no look
         int last = 0;
         for (int n = threadIdx.x; n < end; n += THREADS)
@@ -541,7 +555,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     float running[CHUNKS][2][8][4] = {}, total[4] = {}, shift[4];
     for (int r = 0; r < 4; ++r) shift[r] = -infinity();
 #pragma unroll 1
-    for (int start = 0; start < end; start += OTHER) {
+    for (int start = begin; start < end; start += OTHER) {
         float scores[4][8];
 #pragma unroll
         for (int r = 0; r < 4; ++r)
@@ -568,7 +582,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 add_terms(shared, TABLE ? left : (left + 3) / 4 * 4, setting, scores);
             }
         }
-        finish(shared, setting, weights || start + OTHER > least, scores);
+        finish(shared, setting, always || start + OTHER > least, scores);
         if constexpr (KIND == LAPLACE) exponentiate(scores, shift, total, running, normalised);
 #pragma unroll
         for (int r = 0; r < 4; ++r)
@@ -670,7 +684,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         for (int r = 0; r < 4; ++r)
             if (first + place.row(r) < rows) {
                 long long at = p * rows + first + place.row(r);
-                total_out[at] = total[r] * shared.spoilt[place.row(r)];
+                if (total_out) total_out[at] = total[r] * shared.spoilt[place.row(r)];
                 if (KIND == LAPLACE && shift_out) shift_out[at] = shift[r];
             }
 }

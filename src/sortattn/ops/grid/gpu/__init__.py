@@ -16,7 +16,7 @@ _MOST = 128
 
 def serves(problem: Problem, count: int) -> bool:
     """Whether these kernels serve a call; others are left to torch's operations."""
-    if problem.causal or problem.query.dtype == torch.float64 or count > _MOST:
+    if problem.query.dtype == torch.float64 or count > _MOST:
         return False
     if 0 in (*problem.query.shape, *problem.value.shape):
         return False

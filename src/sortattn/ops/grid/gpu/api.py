@@ -6,8 +6,10 @@ from torch import Tensor
 from ....kernels import SidedKernel, rebuild
 from ....validation import Problem
 from ...batching import fold
+from ...direct import direct
 from ..surrogate import reproduces_exponentials
 from .backward import backward
+from .causal_api import grid_gpu_causal_directly
 from .forward import forward
 from .launch import Flags, Grid, Layout, Tables, formula
 
@@ -37,11 +39,11 @@ def _call(problem: Problem, kernel: SidedKernel, count: int, normalise: bool) ->
     masked = problem.weight is not None
     weight = problem.weight if masked else torch.empty(problems, 1, device=query.device)
     options = (kernel.name, reproduces_exponentials(kernel), count, problem.group, masked, normalise)
-    return grid_gpu(query, problem.key, problem.value, weight, bandwidth, parameters.to(query.device), *options)[0]
+    operator = grid_gpu_causal_directly if problem.causal else grid_gpu_directly
+    return operator(query, problem.key, problem.value, weight, bandwidth, parameters.to(query.device), *options)[0]
 
 
-@torch.library.custom_op("sortattn::grid_gpu", mutates_args=())
-def grid_gpu(
+def _forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -69,6 +71,9 @@ def grid_gpu(
     # outputs of an operator are not the same tensor
     seconds = tables.seconds if exponential else tables.seconds.new_empty(query.shape[0], 0)
     return found.out, found.totals, grid.nodes, grid.stats, tables.rows, tables.counts, seconds, flags
+
+
+grid_gpu = torch.library.custom_op("sortattn::grid_gpu", _forward, mutates_args=())
 
 
 @grid_gpu.register_fake
@@ -158,6 +163,8 @@ def _backward(ctx, grad, *_):
 
 
 grid_gpu.register_autograd(_backward, setup_context=_setup)
+
+grid_gpu_directly = direct(grid_gpu, _forward, _setup, _backward)
 
 
 @grid_gpu.register_vmap

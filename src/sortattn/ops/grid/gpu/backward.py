@@ -90,7 +90,7 @@ def backward(
     turned = Tables(left, counts, counts, numbers[1], rows, weighted=True)
     factor = cotangent.reference
 
-    readable = grid.transform(turned, phi, numbers[0], changes=not grid.hats, transposed=True, factor=factor)
+    readable = grid.transform(turned, phi, numbers[0], changes=grid.changes, transposed=True, factor=factor)
     slopes = _slopes(grid, turned, phi, numbers[0], lefts, transposed=True, factor=factor)
     by_key = torch.empty(problems, dims, key.shape[1], dtype=key.dtype, device=key.device)
     by_value = torch.empty_like(value)

@@ -42,7 +42,7 @@ def forward(
     grid = plan(query, key, weight, bandwidth, kernel, count, flags)
     tables = collect(grid, key, value, weight, largest)
     phi = grid.matrix(phi_largest)
-    readable = grid.transform(tables, phi, phi_largest, changes=not grid.hats)
+    readable = grid.transform(tables, phi, phi_largest, changes=grid.changes)
     out = torch.empty(problems, rows, value.shape[2], dtype=value.dtype, device=value.device)
     totals = torch.empty(problems, rows, device=query.device)
     for some in rounds(query):

@@ -5,7 +5,6 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-import triton
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
@@ -13,12 +12,15 @@ from ....kernels import KERNELS, RIESZ_EPSILON, AddRiesz, SidedKernel
 from ..surrogate import reproduces_exponentials, slope_jumps
 from .collect import collect_kernel, count_kernel, weighted_count_kernel
 from .locate import locate_kernel
+from .lookup import lookup_kernel
 from .matrix import matrix_kernel
+from .near import near_kernel
 from .nodes import nodes_kernel
 from .read import read_kernel
 from .slopes import prepare_kernel, slopes_kernel
 from .survey import ROWS, survey_kernel
 from .transform import transform_kernel
+from .walk import bends_kernel, levels_kernel, walk_kernel
 
 INTERPRETED = isinstance(collect_kernel, InterpretedFunction)
 # two integers of 16 bits in one instruction
@@ -26,8 +28,15 @@ _FAST = not INTERPRETED and torch.version.hip is None
 # points of the sample for every node, of which some are extremes of stretches
 _BY_NODE = 8
 _STRETCHES = 16
+_LOG2_E = math.log2(math.e)
 # programs that keep a large GPU busy
 _BUSY = 528
+# queries and keys of a block, warps, and dimensions in a row, of what is summed pair by pair
+_NEAR = (64, 64, 4, 8)
+# points of a block, warps, and dimensions in a row, of what is looked up
+_LOOKUP = (32, 4, 4)
+# rows of the tables, keys of a block, warps and stages of what walks along the chunks
+_WALK = (128, 128, 4, 3)
 
 
 @dataclass(frozen=True)
@@ -37,9 +46,9 @@ class Layout:
     count: int
     dtype: torch.dtype
 
-    @property
+    @functools.cached_property
     def padded(self) -> int:
-        return max(16, triton.next_power_of_2(self.count))
+        return max(16, _power(self.count))
 
     @property
     def block(self) -> int:
@@ -67,6 +76,12 @@ def shifts(padded: int, device: torch.device) -> Tensor:
     return torch.cat([nodes, nodes[1:-2], torch.ones(1, device=device)])
 
 
+@functools.lru_cache(maxsize=64)
+def _zeros(device: torch.device) -> Tensor:
+    """What `near_kernel` begins with."""
+    return torch.zeros(16 * 64, dtype=torch.float16, device=device)
+
+
 @dataclass(frozen=True)
 class Formula:
     """A kernel as numbers on the device, see `matrix`."""
@@ -79,6 +94,8 @@ class Formula:
     exponential: bool
     riesz: bool
     beside: bool
+    # what `near_kernel` calls it
+    kind: str
 
 
 def formula(kernel: SidedKernel, device: torch.device) -> Formula:
@@ -114,15 +131,25 @@ def _formula(kernel: SidedKernel, device: torch.device) -> Formula:
         reproduces_exponentials(kernel),
         isinstance(kernel, AddRiesz),
         bool(((kinks != 0) & (jumps != 0)).any()),
+        _kind(kernel),
     )
+
+
+def _kind(kernel: SidedKernel) -> str:
+    known = {"add_riesz": "riesz", "add_bump": "bump", "add_laplace": "laplace"}
+    return known.get(kernel.name, "exponential" if kernel.terms().rate else "spline")
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where points stand between the nodes, `(P, D, N)`; `second` for exponentials, otherwise the same tensor."""
+    """Where points stand between the nodes, `(P, D, N)`; `second` for exponentials, otherwise the same tensor.
+
+    `lines (P, D, N)`, for causal calls, are the points themselves, divided by the bandwidth.
+    """
 
     first: Tensor
     second: Tensor
+    lines: Tensor | None = None
 
     @property
     def length(self) -> int:
@@ -192,6 +219,21 @@ class Grid:
         return self.formula.exponential or self.nodes.shape[1] < 16
 
     @property
+    def halves(self) -> bool:
+        """Whether pairs of points, in causal calls, are summed in float16."""
+        return _FAST and self.layout.narrow and self.formula.kind in ("riesz", "bump", "laplace")
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether points look their two nodes up: that takes as long for any number of nodes, products do not."""
+        return self.layout.padded >= 64
+
+    @property
+    def changes(self) -> bool:
+        """Whether points read the changes from node to node: by products of ramps."""
+        return not self.hats and not self.looks_up
+
+    @property
     def problems(self) -> int:
         return self.nodes.shape[0]
 
@@ -206,19 +248,21 @@ class Grid:
     def shifts(self) -> Tensor:
         return shifts(self.layout.padded, self.nodes.device)
 
-    def locate(self, points: Tensor, weight: Tensor | None = None) -> Places:
+    def locate(self, points: Tensor, weight: Tensor | None = None, lines: bool = False) -> Places:
         """The places of `points (P, N, D)`; those without weight stand at the first node."""
         problems, length, dims = points.shape
         first = torch.empty(problems, dims, length, device=points.device)
         second = torch.empty_like(first) if self.formula.exponential else first
-        rows, wide = 64, min(32, max(16, triton.next_power_of_2(dims)))
-        locate_kernel[(triton.cdiv(length, rows), triton.cdiv(dims, wide), problems)](
+        line = torch.empty_like(first, dtype=torch.float16 if self.halves else torch.float32) if lines else first
+        rows, wide = 64, min(32, max(16, _power(dims)))
+        locate_kernel[(_blocks(length, rows), _blocks(dims, wide), problems)](
             points,
             first if weight is None else weight,
             self.nodes,
             self.bandwidth,
             first,
             second,
+            line,
             length,
             D=dims,
             G=self.layout.count,
@@ -228,8 +272,10 @@ class Grid:
             DIMS=wide,
             EXPONENTIAL=self.formula.exponential,
             MASKED=weight is not None,
+            LINES=lines,
+            STRETCH=_LOG2_E if self.halves and self.formula.kind == "laplace" else 1.0,
         )
-        return Places(first, second)
+        return Places(first, second, line if lines else None)
 
     def collect(self, places: Places, rows: Tensor, largest: Tensor) -> Tensor:
         """The table `(P, D, GP, C)` of `rows (P, N, C)`; raises `largest (P)` to its largest number."""
@@ -238,7 +284,7 @@ class Grid:
         narrow = self.layout.narrow
         together = max(1, (256 if narrow else 64) // block)
         wide = _channels(channels)
-        blocks = triton.cdiv(self.dims * padded // block, together) * triton.cdiv(channels, wide)
+        blocks = _blocks(self.dims * padded // block, together) * _blocks(channels, wide)
         tall = 128 if narrow else 32
         span, splits = _split(length, blocks * problems, tall)
         table = torch.empty(splits, problems, self.dims, padded, channels, device=rows.device)
@@ -264,31 +310,40 @@ class Grid:
             num_stages=3,
             **self.layout.precision,
         )
-        return table[0] if splits == 1 else table.sum(0)
+        return _together(table)
 
-    def count(self, places: Tensor) -> Tensor:
-        """The sums of ramps at `places (P, D, N)`, `(P, D, GP)`; with nine bits behind the point for 16-bit tensors."""
+    def count(self, places: Tensor, chunk: int = 0) -> Tensor:
+        """The sums of ramps at `places (P, D, N)`, `(P, D, GP)`; with nine bits behind the point for 16-bit tensors.
+
+        With a `chunk`, those of every chunk of so many places, `(chunks, P, D, GP)`.
+        """
         problems, dims, length = places.shape
         padded, block = self.layout.padded, self.layout.block
         if not self.layout.narrow:
-            return self._sum(Places(places, places), torch.ones(problems, length, device=places.device), hats=False)
+            ones = torch.ones(problems, length, device=places.device)
+            return self._sum(Places(places, places), ones, hats=False, chunk=chunk)
         # 32 sums of 512 fit into 16 bits
         turns, rows = 2 if INTERPRETED else 32, 64
-        span, splits = _split(length, problems * dims * padded // block, turns * rows)
+        if chunk:
+            turns = min(turns, max(1, chunk // rows))
+        programs = problems * dims * padded // block
+        span, splits = (chunk, math.ceil(length / chunk)) if chunk else _split(length, programs, turns * rows)
         table = torch.empty(splits, problems, dims, padded, device=places.device)
         count_kernel[(problems * dims, padded // block, splits)](
             places, table, length, span, G=padded, BLOCK=block, ROWS=rows, TURNS=turns, FAST=_FAST
         )
-        return table[0] if splits == 1 else table.sum(0)
+        return table if chunk else _together(table)
 
-    def weighted_count(self, places: Places, weight: Tensor) -> Tensor:
-        """The table of one channel, `weight (P, N)` in float32."""
-        return self._sum(places, weight, self.hats)
+    def weighted_count(self, places: Places, weight: Tensor, chunk: int = 0) -> Tensor:
+        """The table of one channel, `weight (P, N)` in float32; with a `chunk` those of all chunks."""
+        return self._sum(places, weight, self.hats, chunk)
 
-    def _sum(self, places: Places, weight: Tensor, hats: bool) -> Tensor:
+    def _sum(self, places: Places, weight: Tensor, hats: bool, chunk: int = 0) -> Tensor:
         problems = weight.shape[0]
         padded, block = self.layout.padded, self.layout.block
-        span, splits = _split(places.length, problems * self.dims * padded // block, 1024)
+        span, splits = chunk, math.ceil(places.length / max(chunk, 1))
+        if not chunk:
+            span, splits = _split(places.length, problems * self.dims * padded // block, 1024)
         table = torch.empty(splits, problems, self.dims, padded, device=weight.device)
         weighted_count_kernel[(problems * self.dims, padded // block, splits)](
             places.first,
@@ -304,7 +359,7 @@ class Grid:
             ROWS=64,
             HATS=hats,
         )
-        return table[0] if splits == 1 else table.sum(0)
+        return table if chunk else _together(table)
 
     def matrix(self, largest: Tensor) -> Tensor:
         """`Phi_gg (P, D, GP, GP)`; raises `largest (P)` to its largest number."""
@@ -354,7 +409,7 @@ class Grid:
         base = torch.empty(self.problems, self.dims, channels, device=table.device)
         normaliser = torch.empty(self.problems, self.dims, padded, 2, device=table.device)
         unscale = torch.empty(self.problems, device=table.device)
-        transform_kernel[(self.problems * self.dims, padded // block, triton.cdiv(channels, wide))](
+        transform_kernel[(self.problems * self.dims, padded // block, _blocks(channels, wide))](
             table,
             tables.counts,
             tables.seconds,
@@ -385,9 +440,29 @@ class Grid:
         return Readable(out, base, normaliser, unscale)
 
     def read(
-        self, places: Places, tables: Readable, flags: Flags, out: Tensor, totals: Tensor | None, normalise: bool
+        self,
+        places: Places,
+        tables: Readable,
+        flags: Flags,
+        out: Tensor,
+        totals: Tensor | None,
+        normalise: bool,
+        causal: "Causal | None" = None,
     ) -> None:
         """The sums `(P, M, C)` at the places, to `out`, and those of the weights to `totals (P, M)`."""
+        way = self._look_up if self.looks_up else self._multiply
+        way(places, tables, flags, out, totals, normalise, causal)
+
+    def _multiply(
+        self,
+        places: Places,
+        tables: Readable,
+        flags: Flags,
+        out: Tensor,
+        totals: Tensor | None,
+        normalise: bool,
+        causal: "Causal | None",
+    ) -> None:
         length, channels = out.shape[1:]
         padded, block = self.layout.padded, self.layout.block
         narrow = self.layout.narrow
@@ -395,7 +470,12 @@ class Grid:
         wide = _channels(channels)
         tall = (256 if block == 64 and not self.hats else 128) if narrow else 64
         even = length % tall == 0 and channels % wide == 0 and self.dims * padded // block % together == 0
-        read_kernel[(triton.cdiv(length, tall), self.problems, triton.cdiv(channels, wide))](
+        blocks, tiles = _blocks(channels, wide), _blocks(length, tall)
+        if causal:
+            even = even and causal.offset == 0 and flags.group == 1
+            tall = min(tall, causal.chunk)
+            blocks, tiles = blocks * flags.group, causal.tiles(tall)
+        read_kernel[(tiles, self.problems, blocks)](
             places.first,
             places.second,
             self.shifts(),
@@ -407,8 +487,12 @@ class Grid:
             flags.shared,
             out,
             out if totals is None else totals,
+            causal.near if causal else out,
+            causal.totals if causal else out,
             length,
             length // flags.group,
+            causal.offset if causal else 0,
+            causal.first(tall) if causal else 0,
             channels,
             D=self.dims,
             GP=padded,
@@ -418,6 +502,8 @@ class Grid:
             CHANNELS=wide,
             EVEN=even,
             GROUP=flags.group,
+            CHUNK=causal.chunk if causal else 0,
+            REVERSED=causal is not None and causal.reverse,
             HATS=self.hats,
             NORMALISE=normalise,
             COUNT=totals is not None,
@@ -425,6 +511,209 @@ class Grid:
             num_stages=3,
             **self.layout.precision,
         )
+
+    def _look_up(
+        self,
+        places: Places,
+        tables: Readable,
+        flags: Flags,
+        out: Tensor,
+        totals: Tensor | None,
+        normalise: bool,
+        causal: "Causal | None",
+    ) -> None:
+        length, channels = out.shape[1:]
+        wide = _channels(channels)
+        tall, warps, unroll = _LOOKUP
+        blocks, tiles, even = _blocks(channels, wide), _blocks(length, tall), length % tall == 0
+        if causal:
+            even = even and causal.offset == 0 and flags.group == 1
+            tall = min(tall, causal.chunk)
+            blocks, tiles = blocks * flags.group, causal.tiles(tall)
+        lookup_kernel[(tiles, self.problems, blocks)](
+            places.first,
+            places.second,
+            tables.rows,
+            tables.normaliser,
+            tables.unscale,
+            flags.rows,
+            flags.shared,
+            out,
+            out if totals is None else totals,
+            causal.near if causal else out,
+            causal.totals if causal else out,
+            length,
+            length // flags.group,
+            causal.offset if causal else 0,
+            causal.first(tall) if causal else 0,
+            channels,
+            D=self.dims,
+            GP=self.layout.padded,
+            UNROLL=unroll if self.dims % unroll == 0 else 1,
+            ROWS=tall,
+            CHANNELS=wide,
+            EVEN=even and channels % wide == 0,
+            GROUP=flags.group,
+            CHUNK=causal.chunk if causal else 0,
+            REVERSED=causal is not None and causal.reverse,
+            EXPONENTIAL=self.formula.exponential,
+            NORMALISE=normalise,
+            COUNT=totals is not None,
+            num_warps=warps,
+        )
+
+    def near(
+        self,
+        query: Tensor,
+        key: Tensor,
+        queries: Tensor,
+        keys: Tensor,
+        rows: Tensor,
+        weight: Tensor | None,
+        group: int,
+        chunk: int,
+    ) -> "Causal":
+        """What keys `(P, N, D)` with `rows (P, N, C)` give the queries `(P, group * M, D)` of their own chunk.
+
+        `queries` and `keys` are their lines, see `locate`.
+        """
+        problems, seen, channels = rows.shape
+        length = query.shape[1] // group
+        out = torch.empty(problems, group * length, channels, device=rows.device)
+        totals = torch.empty(problems, group * length, device=rows.device)
+        found = Causal(out, totals, seen - length, seen, chunk)
+        tall, keys_together, warps, unroll = _NEAR
+        tall = min(tall, chunk)
+        wide = _channels(channels)
+        near_kernel[(found.tiles(tall), problems, group * _blocks(channels, wide))](
+            query,
+            key,
+            queries,
+            keys,
+            self.nodes,
+            self.bandwidth,
+            rows,
+            totals if weight is None else weight,
+            self.formula.numbers,
+            _zeros(rows.device),
+            out,
+            totals,
+            self.formula.count,
+            RIESZ_EPSILON,
+            length,
+            seen,
+            found.offset,
+            found.first(tall),
+            channels,
+            D=self.dims,
+            DIMS=_power(self.dims),
+            G=self.layout.count,
+            GP=self.layout.padded,
+            GROUP=group,
+            CHUNK=chunk,
+            ROWS=tall,
+            KEYS=keys_together,
+            UNROLL=unroll if self.dims % unroll == 0 else 1,
+            CHANNELS=wide,
+            EVEN=seen % keys_together == 0,
+            KIND=self.formula.kind,
+            HALF=self.halves,
+            MASKED=weight is not None,
+            num_warps=warps,
+            **self.layout.precision,
+        )
+        return found
+
+    def walk(
+        self,
+        places: Places,
+        rows: Tensor,
+        phi: Tensor,
+        phi_largest: Tensor,
+        chunk: int,
+        changes: bool = False,
+        reverse: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """What is read in every chunk of the points before it, `(chunks, P, D, GP, C)`, and its `unscale (P)`.
+
+        In `reverse` of those behind it; `phi` is then transposed. With `changes` those of F from node to node.
+        """
+        problems, length, channels = rows.shape
+        padded, narrow = self.layout.padded, self.layout.narrow
+        bends, unscale = torch.empty_like(phi), torch.empty(problems, device=phi.device)
+        bends_kernel[(problems * self.dims,)](
+            phi,
+            phi_largest,
+            torch.linalg.vector_norm(rows, math.inf, (1, 2)),
+            bends,
+            unscale,
+            length,
+            D=self.dims,
+            G=self.layout.count,
+            GP=padded,
+            HATS=self.hats,
+            CHANGES=changes,
+            SCALED=narrow,
+            num_warps=8 if padded > 32 else 4,
+        )
+        # products of larger matrices, several at a time, do not fit into registers
+        together = max(1, _WALK[0] // padded) if padded <= 32 else 1
+        wide = _channels(channels)
+        tall = _WALK[1] if narrow else 32
+        tall = min(tall, chunk)
+        chunks = math.ceil(length / chunk)
+        kind = self.layout.table_type
+        out = torch.empty(chunks, problems, self.dims, padded, channels, dtype=kind, device=rows.device)
+        walk_kernel[(_blocks(self.dims, together) * _blocks(channels, wide), problems)](
+            places.first,
+            places.second,
+            self.shifts(),
+            rows,
+            bends,
+            out,
+            length,
+            chunks,
+            channels,
+            D=self.dims,
+            GP=padded,
+            TOGETHER=together,
+            CHUNK=chunk,
+            ROWS=tall,
+            CHANNELS=wide,
+            EVEN=length % tall == 0 and channels % wide == 0,
+            HATS=self.hats,
+            REVERSED=reverse,
+            num_warps=_WALK[2],
+            num_stages=_WALK[3],
+            **self.layout.precision,
+        )
+        return out, unscale
+
+    def levels(
+        self, counts: Tensor, seconds: Tensor, whole: Tensor | None, phi: Tensor, chunk: int, changes: bool = False
+    ) -> Tensor:
+        """The normaliser of every chunk, `(chunks, P, D, GP, 2)`."""
+        chunks, problems = counts.shape[:2]
+        padded = self.layout.padded
+        normaliser = torch.empty(*counts.shape, 2, device=counts.device)
+        levels_kernel[(problems * self.dims,)](
+            counts,
+            seconds,
+            counts if whole is None else whole,
+            phi,
+            normaliser,
+            chunks,
+            problems,
+            D=self.dims,
+            G=self.layout.count,
+            GP=padded,
+            CHUNK=chunk,
+            CHUNKS=16,
+            CHANGES=changes,
+            MASKED=whole is not None,
+            num_warps=8 if padded > 64 else 4,
+        )
+        return normaliser
 
     def slopes(
         self,
@@ -436,6 +725,7 @@ class Grid:
         extras: Tensor | None,
         out: Tensor,
         wants_bandwidth: bool,
+        chunk: int = 0,
     ) -> Tensor | None:
         """The derivatives by `points (P, N, D)`, to `out (P, D, N)`, and those by the bandwidth `(P,)`, if wanted.
 
@@ -443,8 +733,8 @@ class Grid:
         channel, with `extras (P, N)`, all of it with `factors (P, N)`.
         """
         length, channels = rows.shape[1:]
-        tall = 128 if self.layout.narrow else 32
-        programs = triton.cdiv(length, tall)
+        tall, wide = min(32, chunk or 32), _channels(channels)
+        programs = _blocks(length, tall)
         exponential = self.formula.exponential
         parts = torch.empty(self.problems, programs, device=out.device) if wants_bandwidth and exponential else None
         slopes_kernel[(programs, self.problems)](
@@ -468,15 +758,39 @@ class Grid:
             D=self.dims,
             GP=self.layout.padded,
             ROWS=tall,
-            CHANNELS=_channels(channels),
+            CHUNK=chunk,
+            CHANNELS=wide,
+            ONE=channels <= wide,
             EXPONENTIAL=exponential,
             FACTORS=factors is not None,
             EXTRAS=extras is not None,
             BANDWIDTH=parts is not None,
             num_warps=4,
-            **self.layout.precision,
         )
         return None if parts is None else parts.double().sum(1).float()
+
+
+@dataclass(frozen=True)
+class Causal:
+    """What the keys of their own chunk give queries, `near (P, group * M, C)` and `totals (P, group * M)`.
+
+    Query m has the place `m + offset` among the `seen` keys, and sees those up to there.
+    """
+
+    near: Tensor
+    totals: Tensor
+    offset: int
+    seen: int
+    chunk: int
+    reverse: bool = False
+
+    def first(self, tall: int) -> int:
+        """The first block of `tall` places that holds a query, below zero if that one sees no key."""
+        return self.offset // tall
+
+    def tiles(self, tall: int) -> int:
+        """How many blocks of `tall` places hold all queries."""
+        return _blocks(self.seen, tall) - self.first(tall)
 
 
 @dataclass(frozen=True)
@@ -496,7 +810,7 @@ def prepare(grad: Tensor, out: Tensor, totals: Tensor, reference: Tensor) -> tup
     problems, length, channels = grad.shape
     rows = torch.empty_like(grad)
     factors, extras, weights = torch.empty(3, problems, length, device=grad.device)
-    prepare_kernel[(triton.cdiv(length, 64), problems)](
+    prepare_kernel[(_blocks(length, 64), problems)](
         grad,
         out,
         totals,
@@ -531,13 +845,13 @@ def plan(
     # extremes are never most of the line, however many heads a group has
     samples = [max(wanted - 2 * parts * heads, wanted // 2) for *_, heads, parts in sides]
     used = sum(samples) + sum(2 * parts * heads for *_, heads, parts in sides)
-    width = triton.next_power_of_2(used)
+    width = _power(used)
     line = torch.empty(problems, dims, width, device=query.device)
     first = 0
     for (points, counted, flag, heads, parts), sampled in zip(sides, samples, strict=True):
         length = points.shape[1]
         chosen = None if counted is None or length <= sampled else _chosen(counted, sampled)
-        survey_kernel[(parts + triton.cdiv(sampled, ROWS), problems, heads)](
+        survey_kernel[(parts + _blocks(sampled, ROWS), problems, heads)](
             points,
             points if chosen is None else chosen,
             line,
@@ -548,11 +862,12 @@ def plan(
             first,
             width,
             D=dims,
-            DIMS=max(16, triton.next_power_of_2(dims)),
+            DIMS=max(16, _power(dims)),
             GROUP=heads,
             CHOSEN=chosen is not None,
             STRETCHES=parts,
             ROWS=ROWS,
+            AHEAD=1 if INTERPRETED else 4,
         )
         first += sampled + 2 * parts * heads
     if INTERPRETED:
@@ -586,9 +901,24 @@ def _chosen(weight: Tensor, sampled: int) -> Tensor:
     return places.clamp(max=weight.shape[1] - 1)
 
 
+def _together(table: Tensor) -> Tensor:
+    """The table of all points from those of parts."""
+    return table[0] if table.shape[0] == 1 else table.sum(0)
+
+
+def _blocks(length: int, block: int) -> int:
+    """How many blocks hold so many things; Triton's own `cdiv` takes microseconds, some dozens of times a call."""
+    return -(-length // block)
+
+
+def _power(number: int) -> int:
+    """The next power of two."""
+    return 1 << (number - 1).bit_length()
+
+
 def _channels(channels: int) -> int:
     """Channels of a block."""
-    return min(64, max(16, triton.next_power_of_2(channels)))
+    return min(64, max(16, _power(channels)))
 
 
 def _split(length: int, programs: int, least: int) -> tuple[int, int]:

@@ -21,6 +21,7 @@ def locate_kernel(
     bandwidth,
     places,
     seconds,
+    lines,
     length,
     D: tl.constexpr,
     G: tl.constexpr,
@@ -30,10 +31,13 @@ def locate_kernel(
     DIMS: tl.constexpr,
     EXPONENTIAL: tl.constexpr,
     MASKED: tl.constexpr,
+    LINES: tl.constexpr,
+    STRETCH: tl.constexpr,
 ):
     """The cell and the weight of the node above, as one number; for exponentials also one less the weight below.
 
-    Masked points stand at the first node.
+    Masked points stand at the first node. With LINES the points themselves, divided by the bandwidth
+    and multiplied with STRETCH, go to `lines`.
     """
     problem = tl.program_id(2).to(tl.int64)
     n, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * DIMS + tl.arange(0, DIMS)
@@ -50,8 +54,10 @@ def locate_kernel(
     # a NaN becomes zero
     distance = tl.minimum(tl.maximum(x - start, 0.0), width)
     out = (problem * D + d)[None, :] * length + n[:, None]
+    tau = tl.load(bandwidth + problem)
+    if LINES:
+        tl.store(lines + out, (x / tau * STRETCH).to(lines.dtype.element_ty), mask=here)
     if EXPONENTIAL:
-        tau = tl.load(bandwidth + problem)
         above, below = sinh_ratio(distance / tau, width / tau), sinh_ratio((width - distance) / tau, width / tau)
         rest = tl.minimum(tl.maximum(1 - below, 0.0), 1.0)
     else:

@@ -5,7 +5,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _spline(u, numbers, count):
+def spline(u, numbers, count):
     """A continuous spline from `numbers`: the slope before the first kink; kinks, values there, slopes behind.
 
     Piece by piece and not as a sum of kinks, which would leave rounding where a kernel vanishes.
@@ -19,7 +19,7 @@ def _spline(u, numbers, count):
 
 
 @triton.jit
-def _exponential(u, numbers, count):
+def exponential(u, numbers, count):
     """`p(|u|) e^-|u|` with the coefficients of p, the highest first."""
     distance = tl.minimum(tl.abs(u), 1000.0)
     value = tl.zeros(u.shape, tl.float32)
@@ -111,9 +111,9 @@ def matrix_kernel(
     s, t = tl.load(line + tl.minimum(i, G - 1)), tl.load(line + tl.minimum(j, G - 1))
     u = (s - t) / tau
     if DECAYS:
-        value = _exponential(u, numbers, count)
+        value = exponential(u, numbers, count)
     else:
-        value = _spline(u, numbers, count)
+        value = spline(u, numbers, count)
     if RIESZ:
         # |s| + |t| - |s - t|: twice the smaller one where the signs agree
         least = tl.minimum(tl.abs(s), tl.abs(t))

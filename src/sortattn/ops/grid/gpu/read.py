@@ -7,11 +7,11 @@ from .language import product, ramp, split_place
 
 
 @triton.jit
-def _weights_seen(places, seconds, normaliser, line, m, length, GP: tl.constexpr, HATS: tl.constexpr):
+def _weights_seen(places, seconds, pairs, line, m, length, HATS: tl.constexpr):
     """Of one dimension, the sum of the weights that points m see, float32: its cell looked up."""
     at = line * length + tl.minimum(m, length - 1)
     cell, share = split_place(tl.load(places + at))
-    pair = normaliser + (line * GP + cell) * 2
+    pair = pairs + cell * 2
     if HATS:
         other, rest = split_place(tl.load(seconds + at))
         # rounded up to one, a share is in the next cell
@@ -34,8 +34,12 @@ def read_kernel(
     key_flags,
     out,
     totals,
+    near,
+    near_totals,
     length,
     rows,
+    offset,
+    start_tile,
     channels,
     D: tl.constexpr,
     GP: tl.constexpr,
@@ -45,6 +49,8 @@ def read_kernel(
     CHANNELS: tl.constexpr,
     EVEN: tl.constexpr,
     GROUP: tl.constexpr,
+    CHUNK: tl.constexpr,
+    REVERSED: tl.constexpr,
     HATS: tl.constexpr,
     NORMALISE: tl.constexpr,
     COUNT: tl.constexpr,
@@ -55,16 +61,36 @@ def read_kernel(
 
     With COUNT the sums of the weights go to `totals (P, length)`, by which NORMALISE divides; where there are none the
     output is zero, and NaN where a flag of `flags (P * GROUP)` or `key_flags (P)` is raised.
+
+    With a CHUNK the call is causal: point m of a head, which has `rows` of them, has the place `m + offset` among the
+    keys, of which `start_tile` is the first block; tables and normaliser are those of its chunk as `walk_kernel` made
+    them, and what `near_kernel` found, `near (P, length, C)` and `near_totals (P, length)`, is added. REVERSED: tables
+    hold what is behind a chunk.
     """
     problem = tl.program_id(1).to(tl.int64)
-    m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    channel = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
+    parts = tl.cdiv(channels, CHANNELS)
+    channel = tl.program_id(2) % parts * CHANNELS + tl.arange(0, CHANNELS)
     has = channel < channels
+    # of the first chunk nothing is read: no key is before it
+    steps, lines = D * (GP // BLOCK), problem * D
+    if CHUNK:
+        tile = start_tile + tl.program_id(0)
+        index = tile * ROWS + tl.arange(0, ROWS) - offset
+        here = (index >= 0) & (index < rows)
+        m = tl.program_id(2) // parts * rows + (index if EVEN else tl.minimum(tl.maximum(index, 0), rows - 1))
+        # places before all keys see nothing
+        chunk = tl.maximum(tile * ROWS // CHUNK, 0)
+        if not REVERSED:
+            steps = tl.where(chunk > 0, steps, 0)
+        lines += chunk.to(tl.int64) * tl.num_programs(1) * D
+    else:
+        m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        here = m < length
     total = tl.zeros((ROWS,), tl.float32)
     found = tl.zeros((ROWS, CHANNELS), tl.float32)
-    for first in range(0, D * (GP // BLOCK), TOGETHER):
+    for first in range(0, steps, TOGETHER):
         line = first * BLOCK + tl.arange(0, TOGETHER * BLOCK)
-        spot = table + (problem * D * GP + line)[:, None] * channels + channel[None, :]
+        spot = table + (lines * GP + line)[:, None] * channels + channel[None, :]
         block = first + tl.arange(0, TOGETHER)[None, :, None]
         node = tl.arange(0, BLOCK)[None, None, :]
         if GP > BLOCK:
@@ -81,6 +107,9 @@ def read_kernel(
         if HATS:
             weight = ramp(place, tl.load(shifts + node))
             weight -= ramp(tl.load(seconds + at), tl.load(shifts + node + 1))
+        elif CHUNK:
+            # the last ramp is one everywhere, and what it multiplies is F at the first node
+            weight = ramp(place, tl.load(shifts + GP + 2 + node))
         else:
             weight = ramp(place, tl.load(shifts + node + 1))
         weight = tl.reshape(weight.to(values.dtype), (ROWS, TOGETHER * BLOCK))
@@ -88,13 +117,19 @@ def read_kernel(
         if COUNT:
             for turn in tl.static_range(TOGETHER):
                 dim = (first + turn) // (GP // BLOCK)
-                line_ = problem * D + tl.minimum(dim, D - 1)
-                number = _weights_seen(places, seconds, normaliser, line_, m, length, GP, HATS)
+                dim_ = tl.minimum(dim, D - 1)
+                pairs = normaliser + (lines + dim_) * (GP * 2)
+                number = _weights_seen(places, seconds, pairs, problem * D + dim_, m, length, HATS)
                 # once for every dimension, though it may have several blocks
                 once = ((first + turn) % (GP // BLOCK) == 0) & (dim < D)
                 total += tl.where(once, number, 0.0)
     found *= tl.load(unscale + problem)
-    if not HATS:
+    if CHUNK:
+        at = problem * length + m
+        spot = near + at[:, None] * channels + channel[None, :]
+        found += tl.load(spot, mask=here[:, None] & has[None, :], other=0.0)
+        total += tl.load(near_totals + at, mask=here, other=0.0)
+    elif not HATS:
         start = tl.zeros((CHANNELS,), tl.float32)
         for d0 in range(0, D, 16):
             d = d0 + tl.arange(0, 16)
@@ -106,11 +141,11 @@ def read_kernel(
             start += tl.sum(part, 0)
         found += start[None, :]
     if COUNT:
-        tl.store(totals + problem * length + m, total, mask=m < length)
+        tl.store(totals + problem * length + m, total, mask=here)
     if NORMALISE:
         empty = tl.abs(total) < 1.1754943508222875e-38
         found = tl.where(empty[:, None], 0.0, found / tl.where(empty, 1.0, total)[:, None])
     flag = tl.load(flags + problem * GROUP + tl.minimum(m // rows, GROUP - 1)) + tl.load(key_flags + problem)
     found = tl.where((flag > 0)[:, None], float("nan"), found)
     spot = out + (problem * length + m)[:, None] * channels + channel[None, :]
-    tl.store(spot, found.to(out.dtype.element_ty), mask=(m < length)[:, None] & has[None, :])
+    tl.store(spot, found.to(out.dtype.element_ty), mask=here[:, None] & has[None, :])

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .language import product, split_place
+from .language import split_place
 from .locate import sinh_ratio
 
 
@@ -21,6 +21,24 @@ def _stretch(z, width, tau):
     narrow = tl.maximum(width, 1e-3)
     whole = narrow * (1 + tl.exp(-2 * narrow)) / (1 - tl.exp(-2 * narrow))
     return (whole * sinh_ratio(z, width) - z * cosh_ratio(z, width)) / tau
+
+
+@triton.jit
+def _looked_up(row, rows_at, table_at, node, wanted, channels, CHANNELS: tl.constexpr, ONE: tl.constexpr):
+    """`<row, table_node>` in float32 where it is wanted; `row` are all channels, if ONE block holds them."""
+    channel = tl.arange(0, CHANNELS)[None, :]
+    spot = table_at + node * channels + channel
+    if ONE:
+        number = tl.load(spot, mask=wanted & (channel < channels), other=0.0)
+        return tl.sum(row * number.to(tl.float32), 1, keep_dims=True)
+    else:
+        found = tl.zeros(node.shape, tl.float32)
+        for c0 in range(0, channels, CHANNELS):
+            has = wanted & (c0 + channel < channels)
+            number = tl.load(spot + c0, mask=has, other=0.0).to(tl.float32)
+            number *= tl.load(rows_at + c0 + channel, mask=has, other=0.0).to(tl.float32)
+            found += tl.sum(number, 1, keep_dims=True)
+        return found
 
 
 @triton.jit
@@ -45,89 +63,79 @@ def slopes_kernel(
     D: tl.constexpr,
     GP: tl.constexpr,
     ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
     CHANNELS: tl.constexpr,
+    ONE: tl.constexpr,
     EXPONENTIAL: tl.constexpr,
     FACTORS: tl.constexpr,
     EXTRAS: tl.constexpr,
     BANDWIDTH: tl.constexpr,
-    PRECISION: tl.constexpr,
-    EMULATED: tl.constexpr,
 ):
     """`out (P, D, N)`: the derivative of `sum_g w_g(t_nd) (<row_n, F_dg> + extra_n E_dg) factor_n` by `t_nd`.
 
     `changes (P, D, GP, C)` holds the changes of F from node to node, `levels` F itself, which only exponentials need,
     `normaliser (P, D, GP, 2)` both for E. On a node it is the mean of the derivatives of both sides; `lefts (P, D, GP)`
     is the cell on the left of every node. With BANDWIDTH a program's part of the derivative by the bandwidth goes to
-    `by_bandwidth (P, programs)`.
+    `by_bandwidth (P, programs)`. ONE: a block holds all channels. With a CHUNK every chunk of so many points has tables
+    and a normaliser of its own, `(chunks, P, D, GP, ...)`.
     """
     problem = tl.program_id(1).to(tl.int64)
-    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     here = n < length
     safe = tl.minimum(n, length - 1)
-    g = tl.arange(0, GP)
+    at = problem * length + safe
     tau = tl.load(bandwidth + problem)
-    scale = tl.load(unscale + problem)
-    level_scale = tl.load(level_unscale + problem)
-    factor = tl.full((ROWS,), 1.0, tl.float32)
+    scale, level_scale = tl.load(unscale + problem), tl.load(level_unscale + problem)
+    factor = tl.full((ROWS, 1), 1.0, tl.float32)
     if FACTORS:
-        factor = tl.load(factors + problem * length + safe)
-    extra = tl.zeros((ROWS,), tl.float32)
+        factor = tl.load(factors + at)
+    extra = tl.zeros((ROWS, 1), tl.float32)
     if EXTRAS:
-        extra = tl.load(extras + problem * length + safe)
-    stretched = tl.zeros((ROWS,), tl.float32)
+        extra = tl.load(extras + at)
+    channel = tl.arange(0, CHANNELS)[None, :]
+    rows_at = rows + at * channels
+    row = tl.load(rows_at + channel, mask=channel < channels, other=0.0).to(tl.float32)
+    stretched = tl.zeros((ROWS, 1), tl.float32)
+    lines = problem * D
+    if CHUNK:
+        lines += (tl.program_id(0) * ROWS // CHUNK).to(tl.int64) * tl.num_programs(1) * D
     for d in range(0, D):
-        change = tl.zeros((ROWS, GP), tl.float32)
-        level = tl.zeros((ROWS, GP), tl.float32)
-        for c0 in range(0, channels, CHANNELS):
-            c = c0 + tl.arange(0, CHANNELS)
-            has = c < channels
-            row = tl.load(
-                rows + (problem * length + safe)[:, None] * channels + c[None, :], mask=has[None, :], other=0.0
-            )
-            spot = ((problem * D + d) * GP + g)[None, :] * channels + c[:, None]
-            # gradients may be too small for float16: tables go to their type
-            table = tl.load(changes + spot, mask=has[:, None], other=0.0).to(row.dtype)
-            change = product(row, table, change, PRECISION, EMULATED)
-            if EXPONENTIAL:
-                table = tl.load(levels + spot, mask=has[:, None], other=0.0).to(row.dtype)
-                level = product(row, table, level, PRECISION, EMULATED)
-        line = (problem * D + d) * GP
+        line, tables = (problem * D + d) * GP, (lines + d) * GP
         cell, share = split_place(tl.load(places + (problem * D + d) * length + safe))
         left = tl.load(lefts + line + cell)
         on_node = share == 0
-        change *= scale
-        if EXTRAS:
-            change += extra[:, None] * tl.load(normaliser + (line + g) * 2 + 1)[None, :]
         start, before = tl.load(nodes + line + cell), tl.load(nodes + line + left)
         width, width_left = tl.load(nodes + line + cell + 1) - start, tl.load(nodes + line + left + 1) - before
         half = tl.where(on_node, 0.5, 1.0)
-        rest = 1 - half
-        own, other = g[None, :] == cell[:, None], g[None, :] == left[:, None]
+        table = changes + tables * channels
+        change = scale * _looked_up(row, rows_at, table, cell, here, channels, CHANNELS, ONE)
+        left_change = scale * _looked_up(row, rows_at, table, left, here & on_node, channels, CHANNELS, ONE)
+        if EXTRAS:
+            change += extra * tl.load(normaliser + (tables + cell) * 2 + 1)
+            left_change += extra * tl.load(normaliser + (tables + left) * 2 + 1)
         if EXPONENTIAL:
-            level *= level_scale
+            table = levels + tables * channels
+            level = level_scale * _looked_up(row, rows_at, table, cell, here, channels, CHANNELS, ONE)
+            left_level = level_scale * _looked_up(row, rows_at, table, left, here & on_node, channels, CHANNELS, ONE)
             if EXTRAS:
-                level += extra[:, None] * tl.load(normaliser + (line + g) * 2)[None, :]
-            x = tl.load(points + (problem * length + safe) * D + d).to(tl.float32)
+                level += extra * tl.load(normaliser + (tables + cell) * 2)
+                left_level += extra * tl.load(normaliser + (tables + left) * 2)
+            x = tl.load(points + at * D + d).to(tl.float32)
             h, h_left = width / tau, width_left / tau
             z = tl.minimum(tl.maximum((x - start) / tau, 0.0), h)
             rise, fall = cosh_ratio(z, h) / tau, cosh_ratio(h - z, h) / tau
             rise_left, fall_left = cosh_ratio(h_left, h_left) / tau, cosh_ratio(0.0 * h_left, h_left) / tau
-            own_change, left_change = half * rise, rest * rise_left
-            own_level, left_level = half * (rise - fall), rest * (rise_left - fall_left)
-            slope = tl.sum(tl.where(own, change * own_change[:, None] + level * own_level[:, None], 0.0), 1)
-            slope += tl.sum(tl.where(other, change * left_change[:, None] + level * left_level[:, None], 0.0), 1)
+            slope = half * (change * rise + level * (rise - fall))
+            slope += (1 - half) * (left_change * rise_left + left_level * (rise_left - fall_left))
             if BANDWIDTH:
                 above, below = _stretch(z, h, tau), _stretch(h - z, h, tau)
-                both = change * above[:, None] + level * (above + below)[:, None]
-                stretched += tl.sum(tl.where(own, both, 0.0), 1)
+                stretched += change * above + level * (above + below)
         else:
-            own_rate = half / tl.where(width > 0, width, 1.0)
-            left_rate = rest / tl.where(width_left > 0, width_left, 1.0)
-            rate = tl.where(own, own_rate[:, None], 0.0) + tl.where(other, left_rate[:, None], 0.0)
-            slope = tl.sum(change * rate, 1)
+            slope = half * change / tl.where(width > 0, width, 1.0)
+            slope += (1 - half) * left_change / tl.where(width_left > 0, width_left, 1.0)
         tl.store(out + (problem * D + d) * length + n, (slope * factor).to(out.dtype.element_ty), mask=here)
     if BANDWIDTH:
-        total = tl.sum(tl.where(here, stretched * factor, 0.0), 0)
+        total = tl.sum(tl.where(here, stretched * factor, 0.0))
         tl.store(by_bandwidth + problem * tl.num_programs(0) + tl.program_id(0), total)
 
 

@@ -1,0 +1,86 @@
+"""Sums of a causal call: what the keys before a chunk leave on the nodes, and the chunk's own keys exactly."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .launch import Flags, Formula, Grid, Places, Readable, plan
+
+# points of a chunk: more take longer by pairs, fewer by tables
+CHUNK = 256
+# bytes of tables that are in memory at a time, if the inputs are not larger; heads beyond wait for the next round
+_WORKSPACE = 1 << 30
+
+
+@dataclass(frozen=True)
+class Result:
+    """The output `(P, M, C)`, the sums of the weights `(P, M)`, and the nodes."""
+
+    out: Tensor
+    totals: Tensor
+    grid: Grid
+    flags: Flags
+
+
+def forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor | None,
+    bandwidth: Tensor,
+    kernel: Formula,
+    count: int,
+    group: int,
+    normalise: bool,
+) -> Result:
+    """Attention (`normalise`) or kernel sums of `query (P, group * M, D)`, `key (P, N, D)`, `value (P, N, C)`."""
+    problems, rows, dims = query.shape
+    seen, channels = value.shape[1:]
+    numbers = torch.zeros(problems * (group + 2), dtype=torch.int32, device=query.device)
+    row_flags, shared, phi_largest = numbers.split([problems * group, problems, problems])
+    flags = Flags(row_flags, shared, group)
+    grid = plan(query, key, weight, bandwidth, kernel, count, flags)
+    phi = grid.matrix(phi_largest)
+    out = torch.empty(problems, rows, channels, dtype=value.dtype, device=value.device)
+    totals = torch.empty(problems, rows, device=query.device)
+    for some in rounds(problems, workspace(grid, value, rows), query, key, value):
+        part, counted = grid.some(some), None if weight is None else weight[some]
+        places = part.locate(key[some], counted, lines=True)
+        table, unscale = part.walk(places, value[some], phi[some], phi_largest[some], CHUNK, part.changes)
+        normaliser = _levels(part, places, counted, phi[some])
+        places, lines = part.locate(query[some], lines=True), places.lines
+        near = part.near(query[some], key[some], places.lines, lines, value[some], counted, group, CHUNK)
+        readable = Readable(table, table, normaliser, unscale)
+        part.read(places, readable, flags.some(some), out[some], totals[some], normalise, near)
+    return Result(out, totals, grid, flags)
+
+
+def _levels(grid: Grid, places: Places, weight: Tensor | None, phi: Tensor) -> Tensor:
+    """What the weights of the keys before every chunk give at the nodes."""
+    counts = grid.count(places.first, CHUNK)
+    seconds = grid.count(places.second, CHUNK) if grid.formula.exponential else counts
+    whole = None
+    if weight is not None:
+        short = -weight.shape[1] % CHUNK
+        own = torch.nn.functional.pad(weight.float(), (0, short)).unflatten(1, (-1, CHUNK)).sum(2)
+        whole = (own.cumsum(1) - own).T.contiguous()
+    return grid.levels(counts, seconds, whole, phi, CHUNK, grid.changes)
+
+
+def workspace(grid: Grid, value: Tensor, rows: int) -> int:
+    """Bytes of the tables, of places and of what comes with them, for one head."""
+    seen, channels = value.shape[1:]
+    tables = -(-seen // CHUNK) * grid.layout.padded * (channels * grid.layout.table_type.itemsize + 12)
+    return grid.dims * (tables + 4 * (rows + seen) * (3 if grid.formula.exponential else 2))
+
+
+def rounds(problems: int, each: int, *inputs: Tensor) -> Iterator[slice]:
+    """Heads whose tables are made together, `each` bytes for one."""
+    most = max(_WORKSPACE, sum(part.nbytes for part in inputs))
+    together = max(1, most // max(1, each))
+    # rounds of equal size
+    together = -(-problems // -(-problems // together))
+    for first in range(0, problems, together):
+        yield slice(first, min(first + together, problems))

@@ -1,0 +1,187 @@
+"""Inside a chunk of a causal call: the definition, pair by pair, with the earlier points of the same chunk."""
+
+import triton
+import triton.language as tl
+
+from .matrix import exponential, spline
+
+
+@triton.jit
+def _add_pair(total, s, t, numbers, count, KIND: tl.constexpr):
+    """`total` and the kernel of one dimension at `s - t`; of add_riesz `|s - t|` alone."""
+    u = s - t
+    if KIND == "riesz":
+        return total + tl.abs(u)
+    elif KIND == "bump":
+        return total + tl.maximum(1 - tl.abs(u), 0.0)
+    elif KIND == "laplace":
+        return total + tl.exp(-tl.abs(u))
+    elif KIND == "exponential":
+        return total + exponential(u, numbers, count)
+    else:
+        return total + spline(u, numbers, count)
+
+
+@triton.jit
+def _add_two_pairs(total, s, t, KIND: tl.constexpr):
+    """The same in float16, two pairs in one instruction; of add_laplace for points that are multiplied with log2(e)."""
+    s, t = tl.broadcast(s, t)
+    if KIND == "riesz":
+        return tl.inline_asm_elementwise(
+            "{.reg .b32 u; sub.f16x2 u, $1, $2; abs.f16x2 u, u; add.f16x2 $0, $3, u;}",
+            "=r,r,r,r",
+            [s, t, total],
+            dtype=tl.float16,
+            is_pure=True,
+            pack=2,
+        )
+    elif KIND == "bump":
+        return tl.inline_asm_elementwise(
+            "{.reg .b32 u, one; mov.b32 one, 0x3C003C00; sub.f16x2 u, $1, $2; abs.f16x2 u, u; "
+            "sub.sat.f16x2 u, one, u; add.f16x2 $0, $3, u;}",
+            "=r,r,r,r",
+            [s, t, total],
+            dtype=tl.float16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        return tl.inline_asm_elementwise(
+            "{.reg .b32 u; sub.f16x2 u, $1, $2; abs.f16x2 u, u; neg.f16x2 u, u; "
+            "ex2.approx.f16x2 u, u; add.f16x2 $0, $3, u;}",
+            "=r,r,r,r",
+            [s, t, total],
+            dtype=tl.float16,
+            is_pure=True,
+            pack=2,
+        )
+
+
+@triton.jit
+def _size(points, at, tau, inside, D: tl.constexpr):
+    """`sum_d |x_d| / tau` of points, `at` in their tensor."""
+    found = tl.zeros(at.shape, tl.float32)
+    for d0 in range(0, D, 16):
+        d = d0 + tl.arange(0, 16)
+        x = tl.load(points + at[:, None] * D + d[None, :], mask=inside[:, None] & (d < D)[None, :], other=0.0)
+        found += tl.sum(tl.abs(x.to(tl.float32)), 1)
+    return found / tau
+
+
+@triton.jit
+def near_kernel(
+    query,
+    key,
+    queries,
+    keys,
+    nodes,
+    bandwidth,
+    rows,
+    weight,
+    numbers,
+    zeros,
+    out,
+    totals,
+    count,
+    epsilon,
+    length,
+    seen,
+    offset,
+    first,
+    channels,
+    D: tl.constexpr,
+    DIMS: tl.constexpr,
+    G: tl.constexpr,
+    GP: tl.constexpr,
+    GROUP: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    UNROLL: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    EVEN: tl.constexpr,
+    KIND: tl.constexpr,
+    HALF: tl.constexpr,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EMULATED: tl.constexpr,
+):
+    """What `key (P, seen, D)` of a chunk gives its `query (P, GROUP * length, D)`.
+
+    `queries (P, D, GROUP * length)` and `keys (P, D, seen)` are the same points, divided by the bandwidth. Query m of a
+    head has the place `m + offset` among the keys and sees those up to there; `first` is the first block of places. To
+    `out (P, GROUP * length, C)` go the sums of `rows (P, seen, C)`, to `totals (P, GROUP * length)` the sums of the
+    weights. EVEN: blocks of keys are whole. HALF: a few dimensions at a time are summed in float16, if no point is too
+    far out for that, which the `nodes (P, D, GP)` tell.
+    """
+    problem = tl.program_id(1).to(tl.int64)
+    parts = tl.cdiv(channels, CHANNELS)
+    head, part = tl.program_id(2) // parts, tl.program_id(2) % parts
+    tile = first + tl.program_id(0)
+    place = tile * ROWS + tl.arange(0, ROWS)
+    own = place - offset
+    here = (own >= 0) & (own < length)
+    m = head * length + tl.minimum(tl.maximum(own, 0), length - 1)
+    at = problem * GROUP * length + m
+    channel = part * CHANNELS + tl.arange(0, CHANNELS)
+    has = channel < channels
+    tau = tl.load(bandwidth + problem)
+    narrow = True
+    if HALF:
+        d = tl.arange(0, DIMS)
+        line = nodes + (problem * D + tl.minimum(d, D - 1)) * GP
+        far = tl.maximum(tl.abs(tl.load(line + 1)), tl.abs(tl.load(line + G - 2)))
+        # twice that, UNROLL times, is a number in float16
+        narrow = tl.max(far, 0) < 2048 * tau
+    found = tl.zeros((ROWS, CHANNELS), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    if KIND == "riesz":
+        size = _size(query, at, tau, here, D)
+    # places before all keys see nothing
+    start = tl.maximum(tile * ROWS // CHUNK * CHUNK, 0)
+    stop = tl.minimum((tile + 1) * ROWS, seen)
+    for n0 in range(start, stop, KEYS):
+        n = n0 + tl.arange(0, KEYS)
+        key_index = n if EVEN else tl.minimum(n, seen - 1)
+        # a product of nothing: the sums then lie in registers as those of tensor cores, with few loads for many pairs
+        left = tl.load(zeros + tl.arange(0, ROWS)[:, None] * 16 + tl.arange(0, 16)[None, :])
+        right = tl.load(zeros + tl.arange(0, 16)[:, None] * KEYS + tl.arange(0, KEYS)[None, :])
+        sums = tl.dot(left.to(tl.float32), right.to(tl.float32)) if EMULATED else tl.dot(left, right)
+        if narrow:
+            query_at = queries + problem * D * GROUP * length + m[:, None]
+            key_at = keys + problem * D * seen + key_index[None, :]
+            for _ in range(0, D, UNROLL):
+                if HALF:
+                    few = (sums * 0.0).to(tl.float16)
+                for step in tl.static_range(UNROLL):
+                    s, t = tl.load(query_at + step * GROUP * length), tl.load(key_at + step * seen)
+                    if HALF:
+                        few = _add_two_pairs(few, s, t, KIND)
+                    else:
+                        sums = _add_pair(sums, s, t, numbers, count, KIND)
+                if HALF:
+                    sums += few.to(tl.float32)
+                query_at += UNROLL * GROUP * length
+                key_at += UNROLL * seen
+        else:
+            for d_ in range(0, D):
+                s = tl.load(query + at[:, None] * D + d_).to(tl.float32) / tau
+                t = tl.load(key + (problem * seen + key_index)[None, :] * D + d_).to(tl.float32) / tau
+                sums = _add_pair(sums, s, t, numbers, count, KIND)
+        if KIND == "riesz":
+            other = _size(key, problem * seen + n, tau, n < seen, D)
+            sums = size[:, None] + other[None, :] + D * epsilon - sums
+        allowed = n[None, :] <= place[:, None]
+        if MASKED:
+            counted = tl.load(weight + problem * seen + n, mask=n < seen, other=0.0)
+            allowed = allowed & (counted > 0)[None, :]
+        sums = tl.where(allowed, sums, 0.0)
+        total += tl.sum(sums, 1)
+        row = tl.load(
+            rows + (problem * seen + n)[:, None] * channels + channel[None, :],
+            mask=(n < seen)[:, None] & has[None, :],
+            other=0.0,
+        )
+        found = tl.dot(sums, row.to(tl.float32), found, input_precision=PRECISION)
+    tl.store(out + at[:, None] * channels + channel[None, :], found, mask=here[:, None] & has[None, :])
+    tl.store(totals + at, total, mask=here)

@@ -1,0 +1,190 @@
+"""Along the chunks of a causal call: what all keys before a chunk have left on the nodes, ready to be read."""
+
+import triton
+import triton.language as tl
+
+from .language import product, ramp
+
+
+@triton.jit
+def bends_kernel(
+    phi,
+    phi_largest,
+    largest,
+    bends,
+    unscale,
+    length,
+    D: tl.constexpr,
+    G: tl.constexpr,
+    GP: tl.constexpr,
+    HATS: tl.constexpr,
+    CHANGES: tl.constexpr,
+    SCALED: tl.constexpr,
+):
+    """The kernel between nodes, `phi (P * D, GP, GP)`, for tables of ramps that are read by ramps.
+
+    F is `phi` times a table of hats, and a hat is the difference of two ramps. So the changes of F from node to node
+    are the mixed differences of `phi`, its bends, times a table of ramps. The last ramp is one everywhere: its column
+    holds the changes for all points together, its row F at the first node. HATS are multiplied with `phi`, or its
+    changes, as they are; without CHANGES it gives F.
+
+    SCALED by a power of two, of which `unscale (P)` is the inverse, such that `length` values of the size `largest (P)`
+    give no F beyond 16 bits, where `phi_largest (P)` holds the bits of the largest number of `phi`.
+    """
+    problem = tl.program_id(0) // D
+    bound = tl.load(phi_largest + problem).to(tl.float32, bitcast=True) * 2.0 * length
+    bound *= tl.load(largest + problem).to(tl.float32)
+    if SCALED:
+        scale = tl.exp2(tl.floor(14.0 - tl.log2(tl.maximum(bound, 1e-30))))
+    else:
+        scale = 1.0 + 0.0 * bound
+    # infinities and NaN
+    scale = tl.where(bound < float("inf"), scale, float("nan"))
+    tl.store(unscale + problem, 1.0 / scale)
+    at = tl.program_id(0).to(tl.int64) * GP * GP
+    i, j = tl.arange(0, GP)[:, None], tl.arange(0, GP)[None, :]
+    here = tl.load(phi + at + i * GP + j)
+    if HATS and CHANGES:
+        here = tl.where(i < G - 1, tl.load(phi + at + tl.minimum(i + 1, GP - 1) * GP + j) - here, 0.0)
+    elif not HATS:
+        # of the last row and column the first: the sum of all hats
+        row, column = tl.where(i == GP - 1, 0, i), tl.where(j == GP - 1, 0, j)
+        last_row, last_column = i == GP - 1, j == GP - 1
+        inside = ((i < G - 1) | last_row) & ((j < G - 1) | last_column)
+        level = tl.load(phi + at + row * GP + column)
+        across = tl.load(phi + at + row * GP + column + 1)
+        down = tl.load(phi + at + row * GP + GP + column, mask=inside, other=0.0)
+        both = tl.load(phi + at + row * GP + GP + column + 1, mask=inside, other=0.0)
+        upper = tl.where(last_column, level, across - level)
+        lower = tl.where(last_column, down, both - down)
+        if CHANGES:
+            here = tl.where(inside, tl.where(last_row, upper, lower - upper), 0.0)
+        else:
+            across = tl.load(phi + at + i * GP + column + 1)
+            first = tl.load(phi + at + i * GP)
+            known = (i < G) & ((j < G - 1) | last_column)
+            here = tl.where(known, tl.where(last_column, first, across - here), 0.0)
+    tl.store(bends + at + i * GP + j, here * scale)
+
+
+@triton.jit
+def walk_kernel(
+    places,
+    seconds,
+    shifts,
+    rows,
+    bends,
+    out,
+    length,
+    chunks,
+    channels,
+    D: tl.constexpr,
+    GP: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    EVEN: tl.constexpr,
+    HATS: tl.constexpr,
+    REVERSED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    EMULATED: tl.constexpr,
+):
+    """`out (chunks, P, D, GP, C)`: for TOGETHER dimensions of a head, what the points before every chunk give.
+
+    The table of `collect_kernel` stays in registers; at the begin of a chunk `bends` makes of it what is read. REVERSED
+    it is the points behind every chunk.
+    """
+    TALL: tl.constexpr = TOGETHER * GP
+    problem, problems = tl.program_id(1).to(tl.int64), tl.num_programs(1)
+    parts = tl.cdiv(channels, CHANNELS)
+    first, part = tl.program_id(0) // parts * TOGETHER, tl.program_id(0) % parts
+    dim = first + tl.arange(0, TOGETHER)[:, None, None]
+    own = tl.minimum(dim, D - 1)
+    node = tl.arange(0, GP)[None, :, None]
+    channel = part * CHANNELS + tl.arange(0, CHANNELS)
+    matrix_at = ((problem * D + own) * GP + node) * GP + tl.arange(0, GP)[None, None, :]
+    inside = (dim < D) & (channel < channels)[None, None, :]
+    total = tl.zeros((TALL, CHANNELS), tl.float32)
+    for turn in range(0, chunks):
+        chunk = chunks - 1 - turn if REVERSED else turn
+        matrix = tl.load(bends + matrix_at)
+        # not in 16 bits: the sum of all values is in every dimension, and its rounding would not average out
+        if TOGETHER == 1:
+            found = tl.dot(tl.reshape(matrix, (GP, GP)), total, input_precision=PRECISION)
+            found = tl.reshape(found, (1, GP, CHANNELS))
+        else:
+            found = tl.dot(matrix, tl.reshape(total, (TOGETHER, GP, CHANNELS)), input_precision=PRECISION)
+        spot = (((chunk * problems + problem) * D + dim) * GP + node) * channels + channel[None, None, :]
+        tl.store(out + spot, found.to(out.dtype.element_ty), mask=inside)
+        stop = tl.minimum((chunk + 1) * CHUNK, length)
+        for start in range(chunk * CHUNK, stop, ROWS):
+            n = start + tl.arange(0, ROWS)
+            at = (problem * D + own) * length + n[None, None, :]
+            rows_at = rows + (problem * length + n)[:, None] * channels + channel[None, :]
+            if EVEN:
+                row = tl.load(rows_at)
+                place = tl.load(places + at)
+            else:
+                row = tl.load(rows_at, mask=(n < stop)[:, None] & (channel < channels)[None, :], other=0.0)
+                place = tl.load(places + at, mask=(n < stop)[None, None, :], other=0)
+            if HATS:
+                if EVEN:
+                    second = tl.load(seconds + at)
+                else:
+                    second = tl.load(seconds + at, mask=(n < stop)[None, None, :], other=0)
+                weight = ramp(place, tl.load(shifts + node))
+                weight -= ramp(second, tl.load(shifts + node + 1))
+            else:
+                weight = ramp(place, tl.load(shifts + GP + 2 + node))
+            weight = tl.reshape(weight.to(row.dtype), (TALL, ROWS))
+            total = product(weight, row, total, PRECISION, EMULATED)
+
+
+@triton.jit
+def levels_kernel(
+    counts,
+    seconds,
+    whole,
+    phi,
+    normaliser,
+    chunks,
+    problems,
+    D: tl.constexpr,
+    G: tl.constexpr,
+    GP: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CHANGES: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """`normaliser (chunks, P, D, GP, 2)`: at the nodes what the weights of all keys before a chunk give, in float32.
+
+    F at a node, and F at the next one, or with CHANGES the change. `counts` and `seconds (chunks, P, D, GP)` are sums
+    of ramps of every chunk, `whole (chunks, P)` the keys before a chunk that count, where not all do (MASKED).
+    """
+    at = tl.program_id(0).to(tl.int64)
+    i, j = tl.arange(0, GP), tl.arange(0, GP)
+    # transposed
+    matrix = phi + at * GP * GP + j[:, None]
+    here, there = tl.load(matrix + i[None, :] * GP), tl.load(matrix + tl.minimum(i + 1, G - 1)[None, :] * GP)
+    if CHANGES:
+        there -= here
+    carried = tl.zeros((GP,), tl.float32)
+    for first in range(0, chunks, CHUNKS):
+        chunk = first + tl.arange(0, CHUNKS)
+        line = chunk.to(tl.int64)[:, None] * problems * D + at
+        known = (chunk < chunks)[:, None]
+        # all ramps before the first node are one: they are counted as `whole`
+        number = tl.load(counts + line * GP + j[None, :] - 1, mask=known & ((j > 0) & (j < G))[None, :], other=0.0)
+        number -= tl.load(seconds + line * GP + j[None, :], mask=known & (j < G - 1)[None, :], other=0.0)
+        before = tl.cumsum(number, 0) - number + carried[None, :]
+        carried += tl.sum(number, 0)
+        if MASKED:
+            all_before = tl.load(whole + chunk * problems + at // D, mask=chunk < chunks, other=0.0)
+        else:
+            all_before = (chunk * CHUNK).to(tl.float32)
+        before += tl.where(j == 0, 1.0, 0.0)[None, :] * all_before[:, None]
+        pair = normaliser + (line * GP + i[None, :]) * 2
+        tl.store(pair, tl.dot(before, here, input_precision="tf32x3"), mask=known)
+        tl.store(pair + 1, tl.dot(before, there, input_precision="tf32x3"), mask=known)
