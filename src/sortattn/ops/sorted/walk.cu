@@ -40,8 +40,8 @@ constexpr int GROUP = 16;
 constexpr int FEW = 32;
 // the sums of a compact kernel are begun afresh after so many widths of its support
 constexpr int FAR = 4;
-// those of sources above after so many e-folds: they lose the digits that e^(2 REACH) has
-constexpr int REACH = 2;
+// those of sources above after so many e-folds: they lose the digits that e^(2 REACH) has, and more with a polynomial
+constexpr int REACH = POWERS > 1 ? 1 : 2;
 // the polynomials' sums for a target: below, and with BOTH above
 constexpr int SUMS = POWERS * (BOTH ? 2 : 1);
 // numbers that describe one side of a block: moments of every channel and of the extra scalar
