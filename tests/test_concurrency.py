@@ -9,6 +9,7 @@ import torch
 
 import sortattn
 from sortattn import threads as pool
+from sortattn.ops.recorded import recorded
 
 from .cases import CASES, FEATURES, Shape, cotangent, draw, leaves
 
@@ -198,15 +199,33 @@ def test_an_error_in_a_task_reaches_the_caller(count, threads):
     assert sorted(done) == [1, 2, 3]
 
 
-def test_a_function_run_apart_returns_or_raises():
-    assert pool.apart(lambda: threading.get_ident()) != threading.get_ident()
-    with pytest.raises(KeyError, match="gone"):
-        pool.apart(lambda: {}["gone"])
+def test_autograd_is_at_work_inside_of_an_operator_and_only_there():
+    @torch.library.custom_op("sortattn_tests::slope_of_square", mutates_args=())
+    def slope_of_square(x: torch.Tensor) -> torch.Tensor:
+        leaf = x.detach().requires_grad_()
+        assert not (leaf * leaf).requires_grad
+        return recorded(lambda: torch.autograd.grad((leaf * leaf).sum(), leaf)[0])
 
-
-def test_gradients_are_recorded_apart_even_without_grad_mode():
     with torch.no_grad():
-        assert pool.apart(torch.is_grad_enabled)
+        assert torch.equal(slope_of_square(torch.arange(3.0)), 2 * torch.arange(3.0))
+        assert recorded(torch.is_grad_enabled)
+        assert not torch.is_grad_enabled()
+    with pytest.raises(KeyError, match="gone"):
+        recorded(lambda: {}["gone"])
+
+
+@pytest.mark.parametrize(("name", "backend"), [("tri", "tiled"), ("laplace", "tiled"), ("add_laplace", "grid")])
+def test_a_backward_pass_waits_for_no_other_thread(name, backend, monkeypatch, threads):
+    """With CUDA tensors it runs on the only thread that computes gradients; whoever waits there waits for ever."""
+    threads(1)
+    points = leaves(*draw(Shape((2,), 12, 12, 3, 2), torch.float32))
+    output = sortattn.kernel_attention(*points, name, backend=backend, is_causal=True)
+
+    def start(thread):
+        raise AssertionError("a thread was started")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert all(part.isfinite().all() for part in torch.autograd.grad(output.sum(), points))
 
 
 @pytest.mark.parametrize("name", ["laplace", "add_riesz", *FEATURES])

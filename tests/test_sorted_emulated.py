@@ -49,6 +49,9 @@ def points(kind, heads, rows, columns, dims, channels):
     if kind == "few ties":
         # at all nodes, as the bandwidth is among these numbers
         query, key = (query * 2048).round() / 2048, (key * 2048).round() / 2048
+    if kind == "nearly ties":
+        # at a node, but for rounding, by which no side of it may be chosen
+        query[:, : min(rows, columns)] = key[:, : min(rows, columns)] + 1.3
     if kind == "same":
         query[:, : min(rows, columns)] = key[:, : min(rows, columns)]
     if kind == "shifted":
@@ -58,10 +61,10 @@ def points(kind, heads, rows, columns, dims, channels):
     return query, key, value
 
 
-def outcome(kernel, points, backend, dtype):
+def outcome(kernel, points, backend, dtype, bandwidth=1.25):
     """The output, and the gradients of everything; by the definition in float64, a sum's gradient is its own."""
     inputs = [part.to(dtype).requires_grad_() for part in points]
-    rows = sortattn.kernel_sum(*inputs, kernel, bandwidth=1.25, backend=backend)
+    rows = sortattn.kernel_sum(*inputs, kernel, bandwidth=bandwidth, backend=backend)
     weights = torch.linspace(-1, 1, rows.numel(), dtype=torch.float64).reshape(rows.shape).sin().to(dtype)
     return [rows.detach(), *torch.autograd.grad((rows * weights).sum(), inputs)]
 
@@ -74,7 +77,7 @@ SHAPES = {"small": (2, 9, 7, 3, 5), "runs": (1, 150, 600, 1, 64), "wide": (1, 70
     ("shape", "kind"),
     [(shape, "ties") for shape in SHAPES]
     + [("small", "same")]
-    + [("runs", kind) for kind in ("normal", "few ties", "shifted", "far")],
+    + [("runs", kind) for kind in ("normal", "few ties", "nearly ties", "shifted", "far")],
 )
 @pytest.mark.parametrize("name", KERNELS)
 def test_sums_and_gradients_match_the_definition(name, shape, kind, emulated, monkeypatch):
@@ -84,10 +87,12 @@ def test_sums_and_gradients_match_the_definition(name, shape, kind, emulated, mo
     # runs of a track are short, and atomics are used, as without the deterministic mode
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
     given = points(kind, *SHAPES[shape])
-    expected = outcome(KERNELS[name], given, "reference", torch.float64)
+    # 1.3 is no number of float32
+    bandwidth = 1.3 if kind == "nearly ties" else 1.25
+    expected = outcome(KERNELS[name], given, "reference", torch.float64, bandwidth)
     for part, got, wanted in zip(
         ("output", "query", "key", "value"),
-        outcome(KERNELS[name], given, "sorted", torch.float32),
+        outcome(KERNELS[name], given, "sorted", torch.float32, bandwidth),
         expected,
         strict=True,
     ):
@@ -105,6 +110,22 @@ def test_a_window_of_many_blocks_is_summed_by_groups_of_them(name, emulated, mon
     # the gradient of a value is a sum over the queries, which are few
     for got, wanted in list(zip(outcome(KERNELS[name], given, "sorted", torch.float32), expected, strict=True))[:2]:
         assert (got - wanted).norm() <= 2e-6 * wanted.norm()
+
+
+@pytest.mark.parametrize(
+    ("name", "bandwidth", "shift", "sizes"),
+    # normalisers of thousands of terms of one sign; a window that takes in and loses many sources along a run
+    [("add_riesz", 1.0, 100.0, (1, 16, 16_384, 1, 8)), ("add_bump", 0.1, 0.0, (1, 128, 1024, 2, 16))],
+    ids=["many_alike", "narrow"],
+)
+def test_rounding_does_not_add_up(name, bandwidth, shift, sizes, emulated, monkeypatch):
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    query, key, value = points("normal", *sizes)
+    query, key = query + shift, key + shift
+    output = sortattn.kernel_attention(query, key, value, name, bandwidth=bandwidth, backend="sorted")
+    wide = (part.double() for part in (query, key, value))
+    expected = sortattn.kernel_attention(*wide, name, bandwidth=bandwidth, backend="reference")
+    assert (output - expected).norm() < 1e-6 * expected.norm()
 
 
 @pytest.mark.parametrize("name", KERNELS)

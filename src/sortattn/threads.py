@@ -7,12 +7,9 @@ a forked child.
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
-
-Result = TypeVar("Result")
 
 
 class _Pool:
@@ -80,22 +77,3 @@ def run(task: Callable[..., None], arguments: Sequence[tuple]) -> None:
     for error in errors:
         if error is not None:
             raise error
-
-
-def apart(function: Callable[[], Result]) -> Result:
-    """Call `function` on a thread of its own and return what it returns.
-
-    Inside an operator torch records no operations for autograd, whatever the grad mode; a new thread starts clean.
-    """
-    future: Future[Result] = Future()
-
-    def work() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:
-            future.set_exception(error)
-
-    thread = threading.Thread(target=work, name="sortattn-apart")
-    thread.start()
-    thread.join()
-    return future.result()

@@ -82,11 +82,11 @@ def make_groups(
 
 def make_inputs(case: Case, settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
     """Query, key and value of a case: unit normal, the same numbers for every kernel."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(settings.device).manual_seed(0)
     dims = (settings.head_dim, settings.head_dim, settings.value_dim)
     return tuple(
-        torch.randn(settings.batch, settings.heads, case.n, dim, generator=generator)
-        .to(settings.device, getattr(torch, case.dtype))
+        torch.randn(settings.batch, settings.heads, case.n, dim, generator=generator, device=settings.device)
+        .to(getattr(torch, case.dtype))
         .requires_grad_(case.passes == BOTH)
         for dim in dims
     )

@@ -147,7 +147,7 @@ def tabulate(options: Namespace) -> int:
     """Measures what the options ask for, writes the CSV and prints the table; returns the exit code."""
     _check(options)
     source = _source(options)
-    common = asdict(this_machine())
+    common = asdict(this_machine(options.device))
     path = options.out / f"{options.name}.csv"
     rows: list[Row] = []
     for name, inputs in source:
@@ -216,8 +216,8 @@ def block(rows: list[Row]) -> str:
     days = sorted({row.date.split()[0] for row in rows})
     lengths = " or ".join(f"{count:,}" for count in sorted({row.n for row in rows}))
     where = (
-        f"N = M = {lengths}, {first.heads} heads, D={first.head_dim}, C={first.value_dim}; {first.cpu} "
-        f"({first.machine}); torch {first.torch}, sortattn {first.sortattn}; "
+        f"N = M = {lengths}, {first.heads} heads, D={first.head_dim}, C={first.value_dim}; "
+        f"{first.accelerator or first.cpu} ({first.machine}); torch {first.torch}, sortattn {first.sortattn}; "
         f"{' to '.join(dict.fromkeys((days[0], days[-1])))}."
     )
     ratios = [row.estimate / row.error for row in rows if row.error > 1e-5]

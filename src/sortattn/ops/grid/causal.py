@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ... import threads
 from ...kernels import SidedKernel, rebuild
 from ...validation import Problem
 from ..batching import fold
+from ..recorded import recorded
 from . import sums
 from .plain import with_weights
 from .surrogate import Surrogate
@@ -84,8 +84,7 @@ def grid_causal_backward(
     """The gradients of query, key, rows, bandwidth and parameters."""
     walk = _Walk.make(query, key, rows, bandwidth, parameters, nodes, extra, kernel, group, exponential)
     grads = [torch.zeros_like(part, memory_format=torch.contiguous_format) for part in walk.leaves()]
-    # autograd inside of an operator
-    threads.apart(lambda: _accumulate(walk, grad.detach(), grads))
+    recorded(lambda: _accumulate(walk, grad.detach(), grads))
     return tuple(grads)
 
 

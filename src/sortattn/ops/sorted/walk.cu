@@ -38,8 +38,8 @@ constexpr int BLOCK = BOTH || COMPACT ? 128 : 256;
 constexpr int GROUP = 16;
 // a compact window with at most so many sources is summed one by one
 constexpr int FEW = 32;
-// the sums of a compact kernel are begun afresh after so many widths of its support
-constexpr int FAR = 4;
+// the sums of a compact kernel are begun afresh after so many widths of its support, before rounding adds up
+constexpr int FAR = 1;
 // those of sources above after so many e-folds: they lose the digits that e^(2 REACH) has, and more with a polynomial
 constexpr int REACH = POWERS > 1 ? 1 : 2;
 // the polynomials' sums for a target: below, and with BOTH above
@@ -130,6 +130,8 @@ struct Line {
 // node at zero the other side too.
 struct Side {
     real node[NODES];
+    // what rounding took from the nodes
+    real rest[NODES];
     real below[NODES][POWERS];
     real above[POWERS];
     real rate;
@@ -142,6 +144,7 @@ struct Side {
 #pragma unroll
         for (int j = 0; j < NODES; j++) {
             node[j] = real(table[j] * tau);
+            rest[j] = real(table[j] * tau - double(node[j]));
             double scale = 1.0;
 #pragma unroll
             for (int i = 0; i < POWERS; i++, scale /= tau) {
@@ -152,20 +155,30 @@ struct Side {
         rate = real(table[TABLE - 1] / tau);
     }
 
+    // the sign of s - t - x_j, which rounding must not decide where the two sides of the node differ
+    __device__ real beyond(int j, real s, real t) const {
+        real u = s - t, beyond = u - node[j];
+        if (HALVES && sizeof(real) == 4 && beyond == real(0)) {
+            // what the difference has lost, which no rounding touches
+            real minus_t = u - s, lost = (s - (u - minus_t)) - (t + minus_t);
+            beyond = lost - rest[j];
+        }
+        return beyond;
+    }
     // whether a source at t counts for a target at s, at node j
     __device__ bool passed(int j, bool closed, real s, real t) const {
-        real u = s - t;
-        return u > node[j] || (closed && u == node[j]);
+        real u = beyond(j, s, t);
+        return u > real(0) || (closed && u == real(0));
     }
     // the kernel itself, where there is no exponential
     __device__ real value(real s, real t) const {
         real sum = real(0);
 #pragma unroll
         for (int j = 0; j < NODES; j++) {
-            real z = s - t - node[j], term = below[j][POWERS - 1];
+            real z = s - t - node[j], u = beyond(j, s, t), term = below[j][POWERS - 1];
 #pragma unroll
             for (int i = POWERS - 2; i >= 0; i--) term = term * z + below[j][i];
-            real share = s - t > node[j] ? real(1) : s - t < node[j] ? real(0) : HALVES ? real(0.5) : real(closed);
+            real share = u > real(0) ? real(1) : u < real(0) ? real(0) : HALVES ? real(0.5) : real(closed);
             sum += share * term;
         }
         return sum;
@@ -175,10 +188,10 @@ struct Side {
         real sum = real(0);
 #pragma unroll
         for (int j = 0; j < NODES; j++) {
-            real z = s - t - node[j], term = real(0);
+            real z = s - t - node[j], u = beyond(j, s, t), term = real(0);
 #pragma unroll
             for (int i = POWERS - 1; i >= 1; i--) term = term * z + real(i) * below[j][i];
-            real share = s - t > node[j] ? real(1) : s - t < node[j] ? real(0) : real(0.5);
+            real share = u > real(0) ? real(1) : u < real(0) ? real(0) : real(0.5);
             sum += share * term;
         }
         return sum;
@@ -657,9 +670,9 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
 
     // Add some sources to the state, with weights that `weigh(n, t, weight)` finds.
     auto absorb = [&](int first, int last, auto weigh) {
-        real extra[SUMS];
+        double extra[SUMS];
 #pragma unroll
-        for (int l = 0; l < SUMS; l++) extra[l] = real(0);
+        for (int l = 0; l < SUMS; l++) extra[l] = 0.0;
         for (int n = first; n < last; n += 32) {
             bool there = n + lane < last;
             int index = there ? source_line.index(n + lane) : 0;
@@ -671,7 +684,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
 #pragma unroll
             for (int l = 0; l < SUMS; l++) {
                 sources[CHUNK + lane].weight[l] = there ? weight[l] : real(0);
-                extra[l] += scalar * weight[l];
+                extra[l] += double(scalar * weight[l]);
             }
             __syncwarp();
             Numbers<real> some;
@@ -681,7 +694,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         }
         __syncwarp();
 #pragma unroll
-        for (int l = 0; l < SUMS; l++) state.extra[l] += sum_lanes(double(extra[l]));
+        for (int l = 0; l < SUMS; l++) state.extra[l] += sum_lanes(extra[l]);
     };
 
     // Begin in the middle: find the places and sum what has been passed, with the help of the moments of blocks.
@@ -848,7 +861,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 real next = SPREAD == 1                ? __shfl_sync(ALL, mark, min(rank[j], 31))
                             : wanted && rank[j] < left ? source_line.place(n)
                                                        : infinity();
-                tied = tied || (wanted && rank[j] < min(left, 32 * WIDE) && s - next == side.node[j]);
+                tied = tied || (wanted && rank[j] < min(left, 32 * WIDE) && side.beyond(j, s, next) == real(0));
             }
         }
         if (HALVES && EACH == 1 && __popc(__ballot_sync(ALL, tied)) > SETTLED) return false;
@@ -902,7 +915,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 }
                 if (RATE) derivative -= nodes.rate * (nodes.below[j / EACH][0] + (BOTH ? nodes.above[0] : real(0)));
                 derivative = SLOPES ? real(0.5) * derivative : value;
-                for (; n < source_line.count && spot - source_line.place(n) == nodes.node[j / EACH]; n++) {
+                for (; n < source_line.count && nodes.beyond(j / EACH, spot, source_line.place(n)) == real(0); n++) {
                     int source = source_line.index(n);
                     Row row = source_rows.load(source);
 #pragma unroll

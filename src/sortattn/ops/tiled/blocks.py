@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ... import threads
 from ...kernels import KERNELS, ExponentialKernel, rebuild
 from ...normalise import reciprocal, through_quotient
+from ..recorded import recorded
 
 # numbers in the largest intermediate of a block, per dimension that autograd keeps of it in the backward pass
 _BLOCK = 1 << 22
@@ -122,7 +122,7 @@ def backward(
                 if part is not None:
                     gradient[place] += part
 
-    threads.apart(accumulate)
+    recorded(accumulate)
     return gradients
 
 

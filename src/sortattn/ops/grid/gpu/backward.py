@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .... import threads
 from ....kernels import AddRiesz, SidedKernel, rebuild
+from ...recorded import recorded
 from .forward import joined, rounds
 from .launch import Flags, Grid, Readable, Slopes, Tables, prepare
 
@@ -111,9 +111,7 @@ def backward(
     by_parameters = None
     if wants_numbers:
         by_phi = _by_matrix(grid, tables, turned, factor)
-        # autograd inside of an operator, on another thread, which has to work on this one's stream
-        stream = torch.cuda.current_stream(query.device) if query.is_cuda else None
-        taus, by_parameters = threads.apart(lambda: _through_matrix(grid, kernel, parameters, by_phi, stream))
+        taus, by_parameters = recorded(lambda: _through_matrix(grid, kernel, parameters, by_phi))
         by_bandwidth += taus
     return Gradients(by_query.transpose(1, 2), by_key.transpose(1, 2), by_value, by_bandwidth, by_parameters)
 
@@ -165,15 +163,14 @@ def _by_matrix(grid: Grid, keys: Tables, queries: Tables, factor: Tensor | None)
 
 
 def _through_matrix(
-    grid: Grid, kernel: SidedKernel, parameters: Tensor, by_phi: Tensor, stream: "torch.cuda.Stream | None"
+    grid: Grid, kernel: SidedKernel, parameters: Tensor, by_phi: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """From the gradient by `Phi_gg` to those of bandwidth and parameters; the correction is a constant."""
     nodes = grid.nodes[..., : grid.layout.count]
-    with torch.cuda.stream(stream), torch.enable_grad():
-        tau, numbers = (part.detach().requires_grad_() for part in (grid.bandwidth, parameters))
-        chosen = rebuild(kernel.name, numbers) if numbers.numel() else kernel
-        wide = tau[:, None, None, None]
-        phi = chosen.univariate((nodes[..., :, None] - nodes[..., None, :]) / wide)
-        if isinstance(kernel, AddRiesz):
-            phi = phi + (nodes.abs()[..., :, None] + nodes.abs()[..., None, :]) / wide
-        return torch.autograd.grad(phi, (tau, numbers), by_phi, allow_unused=True)
+    tau, numbers = (part.detach().requires_grad_() for part in (grid.bandwidth, parameters))
+    chosen = rebuild(kernel.name, numbers) if numbers.numel() else kernel
+    wide = tau[:, None, None, None]
+    phi = chosen.univariate((nodes[..., :, None] - nodes[..., None, :]) / wide)
+    if isinstance(kernel, AddRiesz):
+        phi = phi + (nodes.abs()[..., :, None] + nodes.abs()[..., None, :]) / wide
+    return torch.autograd.grad(phi, (tau, numbers), by_phi, allow_unused=True)

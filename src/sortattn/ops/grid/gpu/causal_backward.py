@@ -132,5 +132,5 @@ def _near(
     points = (cut(query), cut(key), cut(value), cut(weight), tau, parameters)
     # the quotient is that of the whole call
     whole = (cut(grad), cut(out), cut(totals, 1.0), totals.new_empty(problems * chunks, 0))
-    found = tiled_sum_backward(*whole, *points, 0.0, kernel, True, 1, normalise)
+    found = tiled_sum_backward(*whole, *points, 0.0, kernel, True, 1, normalise, False)
     return [part.reshape(problems, -1, part.shape[2])[:, :length].contiguous() for part in found[:3]]
