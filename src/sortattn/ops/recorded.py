@@ -12,8 +12,8 @@ def recorded(function: Callable[[], Result]) -> Result:
     """Call `function` with autograd at work.
 
     Below an operator torch records nothing, whatever the grad mode, since autograd's keys are taken out of the
-    dispatch. A new thread would have them, but must not be waited for: backward passes of CUDA tensors run on one thread
-    of torch's, which a backward pass on the new thread would wait for in turn.
+    dispatch. A new thread would have them, but must not be waited for: backward passes of CUDA tensors run on a single
+    thread of torch, which a backward pass on the new thread would wait for in turn.
     """
     keys = torch._C.DispatchKey
     left_out = torch._C._dispatch_tls_local_exclude_set()
