@@ -111,6 +111,19 @@ def test_every_path_of_the_backward_kernels_computes_the_definition(name):
     compare_gradients(name, inputs, gradient)
 
 
+def test_rounding_does_not_choose_the_side_of_a_step():
+    query, key, value = draw(Shape((1,), 40, 70, 3, 8), torch.float32)
+    # 1.3, which is no number of float32, away from a key but for rounding
+    query = key[:, :40] + 1.3
+    gradients = []
+    for dtype, backend in ((torch.float32, "tiled"), (torch.float64, "reference")):
+        points = leaves(*(part.to(dtype) for part in (query, key, value)))
+        output = sortattn.kernel_attention(*points, "add_bump", bandwidth=1.3, backend=backend)
+        gradients.append(torch.autograd.grad(output.square().sum(), points))
+    for got, wanted in zip(*gradients, strict=True):
+        assert (got - wanted).norm() < 1e-5 * wanted.norm()
+
+
 def test_devices_before_hopper_make_steps_of_halves(monkeypatch):
     monkeypatch.setattr(cuda, "kernel_of", emulated(KERNEL_OF, ("__CUDA_ARCH__", 800)))
     shape = Shape((1,), 20, 70, 9, 8)

@@ -89,6 +89,8 @@ struct Numbers {
     T tau;
     // points are multiplied by this power of two, and tau with them: exact, and the bump's height is below one
     T scale = 1, edge = 0;
+    // what rounding took from the edge
+    T rest = 0;
     // of e^-|u| as a power of two
     T rate = 0;
     // splines: nodes (J), then anchors, values and slopes of the J + 1 pieces; else coefficients

@@ -181,14 +181,26 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // ---- places
 
-// whether an own coordinate is below the step that another one makes, or at it
+// the sign of the distance of an own coordinate from the step that another one makes, which rounding must not decide
+template <int STEP> inline float beyond(float own, float other, const Numbers &numbers) {
+    float difference = own - other;
+    if constexpr (KIND == ADD_BUMP && STEP) {
+        float sign = STEP == 1 ? -1.0f : 1.0f, rest = difference - sign * numbers.edge;
+        if (rest == 0.0f) {
+            // what the difference has lost, which no rounding touches, and what the edge has
+            float minus = difference - own, lost = (own - (difference - minus)) - (other + minus);
+            rest = lost - sign * numbers.rest;
+        }
+        return rest;
+    }
+    return difference;
+}
+// whether an own coordinate is below that step, or at it
 template <int STEP> inline bool below(float own, float other, const Numbers &numbers) {
-    if constexpr (KIND == ADD_BUMP && STEP) return own - other < (STEP == 1 ? -numbers.edge : numbers.edge);
-    return own < other;
+    return beyond<STEP>(own, other, numbers) < 0.0f;
 }
 template <int STEP> inline bool level(float own, float other, const Numbers &numbers) {
-    if constexpr (KIND == ADD_BUMP && STEP) return own - other == (STEP == 1 ? -numbers.edge : numbers.edge);
-    return own == other;
+    return beyond<STEP>(own, other, numbers) == 0.0f;
 }
 
 // How many of COUNT sorted numbers of a column of `tile` are below, for N at a time, whose reads overlap; in bytes from
@@ -744,6 +756,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     };
     Side own = side(keys), other = side(!keys);
     Numbers numbers(bandwidth ? bandwidth[p] : float(tau), nullptr, 0);
+    if (!bandwidth) numbers.rest = float(tau * numbers.scale - numbers.edge);
     // the last queries first: with a causal mask they have the most to do
     int first = (keys ? tile : int(down) - 1 - tile) * OWN;
     float *grad = keys ? grad_key + p * columns * dims : grad_query + p * rows * dims;
