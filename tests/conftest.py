@@ -74,7 +74,7 @@ def interrupt():
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 120
             while not ready() and process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.005)
             assert process.poll() is None, process.stderr.read()

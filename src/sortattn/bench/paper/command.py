@@ -34,7 +34,7 @@ def paper(options: Namespace, settings: Settings) -> int:
 
 
 def _measure(options: Namespace, settings: Settings, records: Records[PaperRow]) -> list[str]:
-    methods, left_out = usable_methods(settings)
+    methods, left_out = usable_methods(settings, quick=options.smoke)
     for reason in left_out:
         print(reason, file=sys.stderr)
     cells = wanted(methods, options.sizes)

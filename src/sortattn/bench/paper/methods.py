@@ -48,10 +48,15 @@ SOFTMAX_METHODS = {
 }
 
 
-def usable_methods(settings: Settings) -> tuple[list[Method], list[str]]:
-    """The methods that this machine has, each called once at a small size, and why the others are left out."""
+def usable_methods(settings: Settings, quick: bool = False) -> tuple[list[Method], list[str]]:
+    """The methods that this machine has, each called once at a small size, and why the others are left out.
+
+    With `quick` so is what compiles for minutes.
+    """
     found, reasons = [], []
     for method in (*KERNEL_METHODS, *SOFTMAX_METHODS[torch.device(settings.device).type]):
+        if quick and method.backend == "keops":
+            continue
         trouble = next((text for text in (_trouble(method, one, settings) for one in PASSES) if text), None)
         if trouble is None:
             found.append(method)
