@@ -12,6 +12,7 @@ from sortattn.ops.grid.gpu import causal as gpu_causal
 from sortattn.ops.grid.gpu import causal_backward as gpu_backward
 from sortattn.ops.grid.gpu import launch
 from sortattn.ops.grid.gpu.api import grid_gpu
+from sortattn.ops.grid.gpu.formula import formula
 from sortattn.ops.grid.nodes import place
 from sortattn.ops.grid.surrogate import slope_jumps
 
@@ -65,7 +66,7 @@ def gradients(name, dtype, dims, count=12, chunk=0):
     parameters = torch.empty(0) if kernel.parameters() is None else kernel.parameters()
     # the nodes are the same, whether a call is causal or not
     found = grid_gpu(*inputs, torch.empty(2, 0), tau, parameters, kernel.name, decays(kernel), count, 1, False, True)
-    grid = launch.Grid(found[2], found[3], tau, launch.Layout(count, dtype), launch.formula(kernel, tau.device))
+    grid = launch.Grid(found[2], found[3], tau, launch.Layout(count, dtype), formula(kernel, tau.device))
     phi = grid.matrix(torch.zeros(2, dtype=torch.int32))[..., :count, :count].double()
     exact = leaves(*(part.double() for part in (*inputs, tau)))
     wanted = attention(exact[:3], kernel, found[2][..., :count].double(), phi, exact[3], chunk)
@@ -180,7 +181,7 @@ def matrix():
     stats = torch.nn.functional.pad(stats, padding).contiguous()
     padded = torch.nn.functional.pad(nodes, (0, layout.padded - count), value=torch.inf)
     for kernel in (*KERNELS.values(), *map(resolve, ("add_bump", "add_laplace"))):
-        numbers = launch.formula(kernel, nodes.device)
+        numbers = formula(kernel, nodes.device)
         phi = launch.Grid(padded, stats, tau, layout, numbers).matrix(torch.zeros(2, dtype=torch.int32))
         extra = correction.correct(sample, nodes, tau, *slope_jumps(kernel), numbers.exponential)
         difference = nodes.double()[..., :, None] - nodes.double()[..., None, :]

@@ -56,6 +56,7 @@ def _kind(value) -> str:
 def test_all_kernels_compile(name, dtype, masked, monkeypatch, tmp_path):
     from sortattn.ops.grid.gpu import causal, launch
     from sortattn.ops.grid.gpu.backward import backward
+    from sortattn.ops.grid.gpu.formula import formula
     from sortattn.ops.grid.gpu.forward import forward
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -65,12 +66,12 @@ def test_all_kernels_compile(name, dtype, masked, monkeypatch, tmp_path):
     query, key, value = (torch.zeros(2, 64, 16, dtype=dtype) for _ in range(3))
     weight = torch.ones(2, 64) if masked else None
     kernel = resolve(name)
-    found = forward(query, key, value, weight, torch.ones(2), launch.formula(kernel, query.device), 16, 1, True)
+    found = forward(query, key, value, weight, torch.ones(2), formula(kernel, query.device), 16, 1, True)
     # nothing has run: whatever is in memory must do for what comes between kernels
     found.grid.nodes.copy_(torch.arange(16.0))
     state = (found.out, found.totals, found.grid, found.tables, found.flags)
     backward(value, query, key, value, weight, *state, kernel, torch.empty(0), True, True)
-    causal.forward(query, key, value, weight, torch.ones(2), launch.formula(kernel, query.device), 16, 1, True)
+    causal.forward(query, key, value, weight, torch.ones(2), formula(kernel, query.device), 16, 1, True)
     assert {key[0] for key in seen} >= {
         "nodes_kernel",
         "collect_kernel",

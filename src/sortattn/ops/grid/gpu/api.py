@@ -10,8 +10,10 @@ from ...direct import direct
 from ..surrogate import reproduces_exponentials
 from .backward import backward
 from .causal_api import grid_gpu_causal_directly
+from .formula import formula
 from .forward import forward
-from .launch import Flags, Grid, Layout, Tables, formula
+from .launch import Grid, Layout
+from .tables import Flags, Tables
 
 
 def attention(problem: Problem, kernel: SidedKernel, count: int) -> Tensor:

@@ -8,7 +8,8 @@ from torch import Tensor
 from ....kernels import AddRiesz, SidedKernel, rebuild
 from ...recorded import recorded
 from .forward import joined, rounds
-from .launch import Flags, Grid, Readable, Slopes, Tables, prepare
+from .launch import Grid, prepare
+from .tables import Flags, Readable, Slopes, Tables
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .launch import Flags, Formula, Grid, Places, Readable, plan
+from .formula import Formula
+from .launch import Grid, plan
+from .tables import Flags, Places, Readable
 
 # points of a chunk: more take longer by pairs, fewer by tables
 CHUNK = 256

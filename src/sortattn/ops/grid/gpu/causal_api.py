@@ -14,7 +14,8 @@ from ...direct import direct
 from ..causal import grid_causal_backward
 from .causal import forward
 from .causal_backward import backward
-from .launch import Grid, Layout, formula
+from .formula import formula
+from .launch import Grid, Layout
 
 
 def _forward(

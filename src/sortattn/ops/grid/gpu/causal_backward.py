@@ -9,7 +9,8 @@ from torch import Tensor
 from ....normalise import reciprocal, through_quotient
 from ...tiled.api import tiled_sum_backward
 from .causal import CHUNK, rounds, workspace
-from .launch import Causal, Flags, Grid, Places, Readable, Slopes
+from .launch import Causal, Grid
+from .tables import Flags, Places, Readable, Slopes
 
 
 def backward(

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .launch import Flags, Formula, Grid, Tables, plan
+from .formula import Formula
+from .launch import Grid, plan
+from .tables import Flags, Tables
 
 # bytes of places that are in memory at a time; heads beyond wait for the next round
 _WORKSPACE = 512 << 20

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
-from ....kernels import KERNELS, RIESZ_EPSILON, AddRiesz, SidedKernel
-from ..surrogate import reproduces_exponentials, slope_jumps
+from ....kernels import RIESZ_EPSILON
 from .collect import collect_kernel, count_kernel, weighted_count_kernel
+from .formula import Formula
 from .locate import locate_kernel
 from .lookup import lookup_kernel
 from .matrix import matrix_kernel
@@ -19,6 +19,7 @@ from .nodes import nodes_kernel
 from .read import read_kernel
 from .slopes import prepare_kernel, slopes_kernel
 from .survey import ROWS, survey_kernel
+from .tables import Flags, Places, Readable, Slopes, Tables
 from .transform import transform_kernel
 from .walk import bends_kernel, levels_kernel, walk_kernel
 
@@ -80,124 +81,6 @@ def shifts(padded: int, device: torch.device) -> Tensor:
 def _zeros(device: torch.device) -> Tensor:
     """What `near_kernel` begins with."""
     return torch.zeros(16 * 64, dtype=torch.float16, device=device)
-
-
-@dataclass(frozen=True)
-class Formula:
-    """A kernel as numbers on the device, see `matrix`."""
-
-    numbers: Tensor
-    count: int
-    kinks: Tensor
-    jumps: int
-    decays: bool
-    exponential: bool
-    riesz: bool
-    beside: bool
-    # what `near_kernel` calls it
-    kind: str
-
-
-def formula(kernel: SidedKernel, device: torch.device) -> Formula:
-    """The formula of a kernel; those of named kernels are kept."""
-    return _named_formula(kernel.name, device) if kernel.parameters() is None else _formula(kernel, device)
-
-
-@functools.lru_cache(maxsize=64)
-def _named_formula(name: str, device: torch.device) -> Formula:
-    return _formula(KERNELS[name], device)
-
-
-@torch.no_grad()
-def _formula(kernel: SidedKernel, device: torch.device) -> Formula:
-    terms = kernel.terms()
-    kinks, jumps = slope_jumps(kernel)
-    if terms.rate:
-        numbers, count = terms.below[0].flip(0), terms.below.shape[1]
-    else:
-        count = len(kinks)
-        levels = kernel.univariate(kinks).double()
-        before = levels[:1] - kernel.univariate(kinks[:1] - 1).double()
-        slopes = before + jumps.cumsum(0)
-        # sums that should vanish, do
-        slopes = torch.where(slopes.abs() < 1e-12 * jumps.abs().amax(), 0.0, slopes)
-        numbers = torch.cat([before, kinks, levels, slopes])
-    return Formula(
-        numbers.to(device, torch.float32),
-        count,
-        torch.cat([kinks, jumps]).to(device, torch.float32),
-        len(kinks),
-        bool(terms.rate),
-        reproduces_exponentials(kernel),
-        isinstance(kernel, AddRiesz),
-        bool(((kinks != 0) & (jumps != 0)).any()),
-        _kind(kernel),
-    )
-
-
-def _kind(kernel: SidedKernel) -> str:
-    known = {"add_riesz": "riesz", "add_bump": "bump", "add_laplace": "laplace"}
-    return known.get(kernel.name, "exponential" if kernel.terms().rate else "spline")
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where points stand between the nodes, `(P, D, N)`; `second` for exponentials, otherwise the same tensor.
-
-    `lines (P, D, N)`, for causal calls, are the points themselves, divided by the bandwidth.
-    """
-
-    first: Tensor
-    second: Tensor
-    lines: Tensor | None = None
-
-    @property
-    def length(self) -> int:
-        return self.first.shape[2]
-
-
-@dataclass(frozen=True)
-class Tables:
-    """What points have left on the nodes: `rows (P, D, GP, C)`, and `counts (P, D, GP)` for one more channel.
-
-    `weighted` says that the counts are made like the rows. Otherwise they are sums of ramps, in float32, of `length`
-    points, or of `whole (P)` where not all of them count; `seconds` are those of the other places of exponentials. The
-    largest number of the rows, as bits, is in `largest (P)`.
-    """
-
-    rows: Tensor
-    counts: Tensor
-    seconds: Tensor
-    largest: Tensor
-    length: int
-    whole: Tensor | None = None
-    weighted: bool = False
-
-
-@dataclass(frozen=True)
-class Readable:
-    """What `transform_kernel` makes."""
-
-    rows: Tensor
-    base: Tensor
-    normaliser: Tensor
-    unscale: Tensor
-
-    def some(self, heads: slice) -> "Readable":
-        return Readable(self.rows[heads], self.base[heads], self.normaliser[heads], self.unscale[heads])
-
-
-@dataclass(frozen=True)
-class Flags:
-    """Raised where heads are not finite: `rows (P * group)` those that the points belong to, `shared (P)` others."""
-
-    rows: Tensor
-    shared: Tensor
-    group: int
-
-    def some(self, heads: slice) -> "Flags":
-        rows = self.rows[heads.start * self.group : heads.stop * self.group]
-        return Flags(rows, self.shared[heads], self.group)
 
 
 @dataclass(frozen=True)
@@ -791,18 +674,6 @@ class Causal:
     def tiles(self, tall: int) -> int:
         """How many blocks of `tall` places hold all queries."""
         return _blocks(self.seen, tall) - self.first(tall)
-
-
-@dataclass(frozen=True)
-class Slopes:
-    """What derivatives by points are made of: see `slopes_kernel`. Only exponentials need the levels."""
-
-    changes: Readable
-    levels: Readable
-    lefts: Tensor
-
-    def some(self, heads: slice) -> "Slopes":
-        return Slopes(self.changes.some(heads), self.levels.some(heads), self.lefts[heads])
 
 
 def prepare(grad: Tensor, out: Tensor, totals: Tensor, reference: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
