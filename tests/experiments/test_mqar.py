@@ -208,8 +208,7 @@ def test_wrong_wishes_are_refused(tmp_path, capsys, wish, message):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["mqar-h200", "mqar-cpu"])
-def test_the_document_shows_the_committed_sweeps(name):
-    rows = read(ROOT / "benchmarks" / "results" / f"{name}.csv", Row)
+def test_the_document_shows_the_committed_sweep():
+    rows = read(ROOT / "benchmarks" / "results" / "mqar-h200.csv", Row)
     assert len({row.key for row in rows}) == len(rows)
     assert accuracy_table(rows, "markdown") in (ROOT / "docs" / "experiments.md").read_text()
