@@ -7,7 +7,7 @@ BENCH ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench report clean
 
 demo: $(INSTALLED)
 	$(BIN)/sortattn demo
@@ -22,6 +22,10 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/sortattn bench $(BENCH)
+
+# the page of the committed results
+report: $(INSTALLED)
+	$(BIN)/sortattn report --results benchmarks/results --out docs
 
 # made again only when what is to be installed has changed
 $(INSTALLED): pyproject.toml constraints.txt

@@ -5,14 +5,19 @@ import os
 import re
 import shutil
 import sys
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from sortattn.bench.machine import this_machine
 from sortattn.cli import main
 from sortattn.experiments.report.page import Section, page
+from sortattn.experiments.text import pareto
+from sortattn.experiments.vision import results as vision
+from sortattn.records import write
 
 from .. import browser
 
@@ -118,6 +123,39 @@ def test_the_same_rows_give_the_same_page(committed, tmp_path):
     places = [str(RESULTS), str(committed.with_name("grid-accuracy.csv"))]
     assert main(["report", "--results", *places, "--out", str(tmp_path)]) == 0
     assert (tmp_path / "report.html").read_bytes() == committed.read_bytes()
+
+
+def test_models_have_their_tables_with_the_papers_figures(outline, tmp_path):
+    words = " ".join(outline.words)
+    assert "Scores of text models: text-h200" in words
+    assert "paper: LoCo 2,048" in words
+    machine = asdict(this_machine("cpu"))
+    point = pareto.Point(
+        kernel="add_bump", backend="auto", tokens=8192, precision="bf16", device="cpu", milliseconds=12.5, **machine,
+        date="2026-01-02 03:04",
+    )  # fmt: skip
+    write(tmp_path / "pareto.csv", pareto.Point, [point])
+    row = vision.Row(
+        kernel="gauss", stage="scratch", bandwidth=1.0, learned=False, accuracy=87.25, teacher=None, steps=390,
+        epochs=1.0, layerwise_steps=0, batch=128, processes=1, precision="bf16", seed=0, train_images=50000,
+        test_images=10000, layers=12, heads=3, width=192, patch=4, seconds=1.0, device="cpu", threads=2,
+        transformers="5.0", **machine, date="2026-01-02 03:04",
+    )  # fmt: skip
+    write(tmp_path / "vision.csv", vision.Row, [row])
+    assert main(["report", "--results", str(tmp_path), "--out", str(tmp_path)]) == 0
+    words = " ".join(Outline((tmp_path / "report.html").read_text(encoding="utf-8")).words)
+    for part in ("Time of a document: pareto", "12.5", "Accuracy of vision models: vision", "87.25"):
+        assert part in words
+
+
+def test_the_report_in_the_documents_is_of_the_committed_results(tmp_path):
+    assert main(["report", "--results", str(RESULTS), "--out", str(tmp_path)]) == 0
+    # drawings depend on the version of matplotlib
+    here, there = (
+        re.sub(r'src="[^"]*"', "", (folder / "report.html").read_text(encoding="utf-8"))
+        for folder in (tmp_path, ROOT / "docs")
+    )
+    assert here == there, "run `make report`"
 
 
 def test_results_that_the_commands_left_here_are_found(tmp_path, monkeypatch, capsys):

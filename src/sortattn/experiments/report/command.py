@@ -10,7 +10,10 @@ from .sections import kernels, machines, of_file
 
 TITLE = "sortattn: results"
 # where a checkout keeps results, and where the commands leave theirs
-FOLDERS = ("benchmarks/results", "sortattn-bench", "sortattn-demo", "sortattn-recall", "sortattn-mqar")
+FOLDERS = (
+    "benchmarks/results",
+    *(f"sortattn-{name}" for name in ("bench", "demo", "recall", "mqar", "text", "vision")),
+)
 
 
 def report(options: Namespace) -> int:

@@ -18,6 +18,9 @@ from ..mqar import command as mqar
 from ..mqar import plot as mqar_plot
 from ..recall import command as recall
 from ..recall import plot as recall_plot
+from ..text import pareto, scores
+from ..text.results import Result
+from ..vision import results as vision
 from .page import Section
 
 # what is shown of a file of an unknown kind
@@ -53,6 +56,23 @@ def _paper(section: Section, rows: Sequence[PaperRow]) -> None:
     section.note(f"The paper's figures: {source}")
 
 
+def _text(section: Section, rows: Sequence[Result]) -> None:
+    section.note(scores.conditions(rows))
+    section.table(scores.score_table(rows, "csv"))
+    section.note(f"The paper's figures: {scores.published()[1]}")
+
+
+def _pareto(section: Section, points: Sequence[pareto.Point]) -> None:
+    section.note(pareto.conditions(points))
+    section.table(pareto.time_table(points, (), "csv"))
+
+
+def _vision(section: Section, rows: Sequence[vision.Row]) -> None:
+    section.note(vision.conditions(rows))
+    section.table(vision.table6(rows, "csv"))
+    section.note(f"The paper's figures: {vision.published()[1]}")
+
+
 def _bench(section: Section, rows: Sequence[store.Row]) -> None:
     section.note(summary.conditions(rows))
     _draw(section, lambda: bench_plot.draw(rows), "time against N beside softmax")
@@ -71,6 +91,9 @@ KINDS: dict[type, tuple[str, Fill]] = {
     mqar.Row: ("Multi-query associative recall", _mqar),
     PaperRow: ("The paper's speed tables", _paper),
     store.Row: ("Speed beside softmax", _bench),
+    Result: ("Scores of text models", _text),
+    pareto.Point: ("Time of a document", _pareto),
+    vision.Row: ("Accuracy of vision models", _vision),
 }
 
 

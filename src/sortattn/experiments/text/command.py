@@ -95,19 +95,8 @@ def pareto_text(options: Namespace) -> int:
 
 
 def _show_pareto(points: list, results: list[Result], folder: Path) -> None:
-    found = [pareto.quality(results, point.kernel, point.tokens) for point in points]
-    lines = [
-        [
-            point.kernel,
-            point.backend,
-            f"{point.tokens:,}",
-            f"{point.milliseconds:,.1f}",
-            "" if score is None else f"{score:.4f}",
-        ]
-        for point, score in zip(points, found, strict=True)
-    ]
-    print(render(["kernel", "backend", "tokens", "ms", "ndcg@10"], lines, "text", left=2))
-    if all(score is None for score in found):
+    print(pareto.time_table(points, results))
+    if all(pareto.quality(results, point.kernel, point.tokens) is None for point in points):
         print("\nPlot: none, as no evaluation has these lengths; run `sortattn text eval --qmsum ...` first")
         return
     try:

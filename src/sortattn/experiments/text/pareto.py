@@ -14,6 +14,7 @@ from ...distill.store import replace
 from ...errors import CommandError
 from ...integrations.bandwidths import PREFIX
 from ...integrations.transformers import register
+from ...table import render
 from .encoder import OWN, inputs
 from .results import Result
 
@@ -82,6 +83,25 @@ def quality(results: Sequence[Result], kernel: str, tokens: int) -> float | None
     rows = [row for row in results if row.kernel in names and (row.tokens, row.metric) == (tokens, "ndcg@10")]
     values = [row.value for row in rows if (row.model, row.kernel) == (rows[-1].model, rows[-1].kernel)]
     return sum(values) / len(values) if values else None
+
+
+def time_table(points: Sequence[Point], results: Sequence[Result], style: str = "text") -> str:
+    """A line for each point, with its quality where there is an evaluation."""
+    lines = []
+    for point in points:
+        value = quality(results, point.kernel, point.tokens)
+        score = "" if value is None else f"{value:.4f}"
+        lines.append([point.kernel, point.backend, f"{point.tokens:,}", f"{point.milliseconds:,.1f}", score])
+    return render(["kernel", "backend", "tokens", "ms", "ndcg@10"], lines, style, left=2)
+
+
+def conditions(points: Sequence[Point]) -> str:
+    """One sentence: what was timed, the machine, the versions, the date."""
+    last = points[-1]
+    return (
+        f"Milliseconds of one document, {last.precision}; {last.accelerator or last.cpu}; torch {last.torch}, "
+        f"sortattn {last.sortattn}; {last.date.split()[0]}."
+    )
 
 
 def save_plot(points: Sequence[Point], results: Sequence[Result], path: Path) -> None:
