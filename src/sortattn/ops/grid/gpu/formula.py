@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
-from ....kernels import KERNELS, AddRiesz, SidedKernel
+from ....kernels import KERNELS, AddRiesz, SidedKernel, rebuild
 from ..surrogate import reproduces_exponentials, slope_jumps
 
 
@@ -26,9 +27,22 @@ class Formula:
     kind: str
 
 
-def formula(kernel: SidedKernel, device: torch.device) -> Formula:
-    """The formula of a kernel; those of named kernels are kept."""
-    return _named_formula(kernel.name, device) if kernel.parameters() is None else _formula(kernel, device)
+# of parameters on the device: their version, the kernel and its formula
+_known: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def known(name: str, parameters: Tensor) -> tuple[SidedKernel, Formula]:
+    """The kernel with this name and these parameters, if there are any, and its formula on their device.
+
+    Both are kept, as they are made on the host, which has to wait for the parameters.
+    """
+    if not parameters.numel():
+        return KERNELS[name], _named_formula(name, parameters.device)
+    found = _known.get(parameters)
+    if found is None or found[0] != parameters._version:
+        kernel = rebuild(name, parameters.detach())
+        found = _known[parameters] = parameters._version, kernel, _formula(kernel, parameters.device)
+    return found[1:]
 
 
 @functools.lru_cache(maxsize=64)
