@@ -41,17 +41,18 @@ def known(name: str, parameters: Tensor) -> tuple[SidedKernel, Formula]:
     found = _known.get(parameters)
     if found is None or found[0] != parameters._version:
         kernel = rebuild(name, parameters.detach())
-        found = _known[parameters] = parameters._version, kernel, _formula(kernel, parameters.device)
+        found = _known[parameters] = parameters._version, kernel, formula(kernel, parameters.device)
     return found[1:]
 
 
 @functools.lru_cache(maxsize=64)
 def _named_formula(name: str, device: torch.device) -> Formula:
-    return _formula(KERNELS[name], device)
+    return formula(KERNELS[name], device)
 
 
 @torch.no_grad()
-def _formula(kernel: SidedKernel, device: torch.device) -> Formula:
+def formula(kernel: SidedKernel, device: torch.device) -> Formula:
+    """The formula of a kernel, made on the host."""
     terms = kernel.terms()
     kinks, jumps = slope_jumps(kernel)
     if terms.rate:
