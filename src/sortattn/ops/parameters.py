@@ -2,6 +2,7 @@
 
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor
 
 from ..kernels import KERNELS, Kernel
@@ -20,13 +21,15 @@ def parameters_at(query: Tensor, kernel: Kernel) -> Tensor | None:
     if not query.is_cuda or not plain(query):
         return _moved(kernel, query)
     tensors = [part for part in vars(kernel).values() if isinstance(part, Tensor)]
-    if not plain(*tensors) or any(part.requires_grad for part in tensors):
+    if not plain(*tensors) or any(part.requires_grad or part.is_inference() for part in tensors):
         return _moved(kernel, query)
     # a copy waits for the device, and no graph can hold it: one is made as often as the tensors change
     state = query.device, *((id(part), part._version) for part in tensors)
     found = _copies.get(kernel)
     if found is None or found[0] != state:
-        found = _copies[kernel] = state, _moved(kernel, query)
+        # for calls outside of inference mode too
+        with torch.inference_mode(False), torch.no_grad():
+            found = _copies[kernel] = state, _moved(kernel, query)
     return found[1]
 
 

@@ -38,10 +38,12 @@ def known(name: str, parameters: Tensor) -> tuple[SidedKernel, Formula]:
     """
     if not parameters.numel():
         return KERNELS[name], _named_formula(name, parameters.device)
+    # tensors of inference mode do not count their changes
+    version = None if parameters.is_inference() else parameters._version
     found = _known.get(parameters)
-    if found is None or found[0] != parameters._version:
+    if found is None or version is None or found[0] != version:
         kernel = rebuild(name, parameters.detach())
-        found = _known[parameters] = parameters._version, kernel, formula(kernel, parameters.device)
+        found = _known[parameters] = version, kernel, formula(kernel, parameters.device)
     return found[1:]
 
 
