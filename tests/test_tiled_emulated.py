@@ -9,7 +9,7 @@ import sortattn
 from sortattn.ops.tiled import cuda
 
 from .cases import CASES, Shape, assert_close, cotangent, draw, leaves
-from .definition import FORWARD, GRADIENT
+from .definition import FORWARD, GRADIENT, check, define
 from .emulation.emulator import AVAILABLE, EmulatedKernel
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs g++ on Linux, and its halves")
@@ -109,6 +109,33 @@ def test_every_path_of_the_backward_kernels_computes_the_definition(name):
     inputs, gradient = draw(small, torch.float32), cotangent(small, torch.float32)
     inputs[0][0, 0, 1] = 40.0
     compare_gradients(name, inputs, gradient)
+
+
+@pytest.mark.parametrize("name", ["add_riesz", "add_bump"])
+def test_what_tensor_cores_cut_off_costs_no_digits(name):
+    # in one dimension some queries have hardly any weight, and dS in a tile is of very different sizes
+    shape = Shape((2, 3), 63, 100, 1, 7)
+    case, inputs, gradient = CASES[name], draw(shape, torch.float32), cotangent(shape, torch.float32)
+    check(define(case, inputs, gradient), case, inputs, gradient, backend="tiled")
+
+
+@pytest.mark.parametrize("side", [1.0, -1.0], ids=["positive", "negative"])
+def test_a_query_that_shares_next_to_nothing_with_its_keys_keeps_its_digits(side):
+    query, key, value = draw(Shape((1,), 4, 300, 3, 8), torch.float32)
+    query, key = side * query.abs(), -side * key.abs()
+    key[0, 5] = side * 0.01
+    compare("add_riesz", query, key, value)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 3), (2, 3, 0)], ids=["no_batch", "no_queries", "no_keys"])
+def test_empty_inputs_have_gradients(shape):
+    problems, rows, columns = shape
+    bandwidth = torch.tensor(2.0, requires_grad=True)
+    points = leaves(*draw(Shape((problems,), rows, columns, 2, 2), torch.float32))
+    output = sortattn.kernel_attention(*points, "add_bump", bandwidth=bandwidth, backend="tiled")
+    assert (output == 0).all()
+    gradients = torch.autograd.grad(output.sum(), (*points, bandwidth))
+    assert all((part == 0).all() for part in gradients)
 
 
 def test_rounding_does_not_choose_the_side_of_a_step():

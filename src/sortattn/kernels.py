@@ -358,9 +358,8 @@ class Spline(SidedKernel):
         return (piece(at) + piece(past)) / 2
 
     def terms(self):
-        slopes = self.slopes.to("cpu", torch.float64)
-        below = torch.stack([self.jumps.to("cpu", torch.float64), slopes.diff()], 1)
-        return _spline_terms(self.nodes, below, compact=self._compact)
+        nodes, slopes, jumps = (part.to("cpu", torch.float64) for part in (self.nodes, self.slopes, self.jumps))
+        return _spline_terms(nodes, torch.stack([jumps, slopes.diff()], 1), compact=self._compact)
 
     def separable(self, query, key, bandwidth):
         if self._compact:

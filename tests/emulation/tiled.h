@@ -54,13 +54,28 @@ static unsigned add_integers(unsigned one, unsigned other) {
     unsigned sums[2];
     for (int i = 0; i < 2; ++i) {
         int sum = short(one >> 16 * i) + short(other >> 16 * i);
-        sums[i] = sum < 0 ? 0 : sum > 2 ? 2 : sum;
+        sums[i] = std::clamp(sum, 0, 256);
     }
     return sums[0] | sums[1] << 16;
 }
 static unsigned __byte_perm(unsigned x, unsigned, unsigned which) {
     unsigned half = which == 0x3232 ? x >> 16 : x & 0xffff;
     return half | half << 16;
+}
+
+// Tensor cores add a sum and the products to it with one exponent, the largest of theirs, and cut off what is below so
+// many digits of that; products are not normalised, so those of a half below 2^-14 lose the digits that it lacks.
+constexpr int DIGITS = 25;
+static int exponent_of_half(float x) { return x ? std::max(std::ilogb(x), -14) : -1000; }
+static float sum_of_products(float sum, const float (&left)[16], const float (&right)[16]) {
+    int most = sum ? std::ilogb(sum) : -1000;
+    for (int k = 0; k < 16; ++k) most = std::max(most, exponent_of_half(left[k]) + exponent_of_half(right[k]));
+    if (most < -500) return sum;
+    auto cut = [=](double x) { return std::ldexp(std::trunc(std::ldexp(x, DIGITS - most)), most - DIGITS); };
+    double total = cut(sum);
+    for (int k = 0; k < 16; ++k) total += cut(double(left[k]) * right[k]);
+    float near = total;
+    return std::fabs(near) > std::fabs(total) ? std::nextafterf(near, 0) : near;
 }
 
 static unsigned fragments[32][32][6];
@@ -73,13 +88,12 @@ static void multiply_halves(float (&sums)[4], const unsigned (&a)[4], const unsi
     emulator::wait_for_warp();
     for (int e = 0; e < 4; ++e) {
         int row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
-        double sum = sums[e];
+        float left[16], right[16];
         for (int k = 0; k < 16; ++k) {
-            unsigned left = warp[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
-            unsigned right = warp[column * 4 + k % 8 / 2][4 + k / 8];
-            sum += double(half_of(left, k % 2)) * half_of(right, k % 2);
+            left[k] = half_of(warp[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2);
+            right[k] = half_of(warp[column * 4 + k % 8 / 2][4 + k / 8], k % 2);
         }
-        sums[e] = sum;
+        sums[e] = sum_of_products(sums[e], left, right);
     }
     emulator::wait_for_warp();
 }

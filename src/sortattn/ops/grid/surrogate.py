@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...kernels import SidedKernel
+from ...kernels import PolynomialExponential, SidedKernel
 from ...validation import Problem
 from .api import grid_collect, grid_plan, grid_read
 
@@ -52,8 +52,7 @@ def surrogate(problem: Problem, kernel: SidedKernel, query: Tensor, count: int) 
 
 def reproduces_exponentials(kernel: SidedKernel) -> bool:
     """Whether the kernel is a pure exponential; hats serve all others, polynomial exponentials of a degree too."""
-    terms = kernel.terms()
-    return terms.rate > 0 and terms.below.shape[1] == 1
+    return isinstance(kernel, PolynomialExponential) and len(kernel.coefficients) == 1
 
 
 def slope_jumps(kernel: SidedKernel) -> tuple[Tensor, Tensor]:

@@ -245,7 +245,8 @@ def _backward_by_steps(
         (-(-(queries + keys) // (_SLOPE_THREADS // 32)),), _SLOPE_THREADS, grad, rows, total, value, sums, grad_total,
         halves, scales, value_halves, value_scales, queries, keys, call.channels, int(normalised),
     )  # fmt: skip
-    blocks = call.problems * (call.blocks(call.rows) + call.blocks(call.columns))
+    tiles = [call.blocks(count) for count in (call.rows, call.columns)]
+    blocks = call.problems * sum(tiles)
     moments = None if bandwidth is None else query.new_empty(blocks, dtype=torch.float64)
     slopes = kernel_of("slopes", call.kernel, call.dtype, False, call.coarse)
     slopes(
@@ -264,9 +265,9 @@ def _backward_by_steps(
     )  # fmt: skip
     grad_bandwidth = query.new_empty(0)
     if bandwidth is not None:
-        above, below = moments.split([call.problems * call.blocks(count) for count in (call.rows, call.columns)])
-        moment = sum(part.reshape(call.problems, -1).sum(1) for part in (above, below)).reshape(-1, 1, 1)
-        grad_bandwidth = (-moment / bandwidth).to(bandwidth.dtype)
+        parts = moments.split([call.problems * count for count in tiles])
+        moment = sum(part.view(call.problems, count).sum(1) for part, count in zip(parts, tiles, strict=True))
+        grad_bandwidth = (-moment[:, None, None] / bandwidth).to(bandwidth.dtype)
     return *gradients, grad_bandwidth, query.new_empty(0)
 
 

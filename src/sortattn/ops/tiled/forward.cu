@@ -193,6 +193,13 @@ inline int distance_and_sum(float s, float t, int sum) {
     return result;
 }
 
+// What one dimension adds; of `add_riesz` half of |s| + |t| - |s - t|, which is the lesser of |s| and |t|, or zero if
+// the signs differ: no digit is lost, not even where a query shares next to nothing with a key.
+inline float term_of(float own, float other, const Numbers &numbers) {
+    if constexpr (KIND == ADD_RIESZ) return fabsf(fmaxf(fminf(own, fmaxf(other, 0.0f)), fminf(other, 0.0f)));
+    return term(own - other, numbers);
+}
+
 // op(r, j, own, other) for N numbers of the rows from `d` on
 template <int N, class Op> inline void pairs_at(const Shared &shared, int d, Op op) {
     struct alignas(4 * N) Vector {
@@ -263,9 +270,9 @@ inline void add_terms(const Shared &shared, int count, const Setting &setting, f
     constexpr int STEP = TABLE ? 1 : 4;
     pairs<STEP>(shared, count, [&](int r, int j, const float *own, const float *other) {
         // a few terms first: fewer additions to a number that is larger than they are
-        float fresh = term(own[0] - other[0], setting.numbers);
+        float fresh = term_of(own[0], other[0], setting.numbers);
 #pragma unroll
-        for (int e = 1; e < STEP; ++e) fresh += term(own[e] - other[e], setting.numbers);
+        for (int e = 1; e < STEP; ++e) fresh += term_of(own[e], other[e], setting.numbers);
         sums[r][j] += fresh;
     });
 }
@@ -276,13 +283,14 @@ inline void finish(const Shared &shared, const Setting &setting, bool masked, fl
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
         float norm = 0;
-        if constexpr (KIND == ADD_RIESZ)
-            norm = shared.own_norm[place.row(r)] + float(EPSILON) * setting.dims * setting.numbers.tau;
+        if constexpr (KIND == ADD_RIESZ) norm = float(EPSILON) * setting.dims * setting.numbers.tau;
+        if (KIND == ADD_RIESZ && setting.quick) norm += shared.own_norm[place.row(r)];
         if constexpr (KIND == RIESZ) norm = sqrtf(shared.own_norm[place.row(r)]) + float(EPSILON) * setting.numbers.tau;
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             float &score = scores[r][j];
-            if constexpr (KIND == ADD_RIESZ) score = norm + shared.other_norm[place.column(j)] - score;
+            if constexpr (KIND == ADD_RIESZ)
+                score = setting.quick ? norm + shared.other_norm[place.column(j)] - score : fmaf(2, score, norm);
             if constexpr (KIND == RIESZ) score = norm + sqrtf(shared.other_norm[place.column(j)]) - sqrtf(score);
             if constexpr (KIND == LAPLACE) score = -score / setting.numbers.tau;
         }

@@ -8,8 +8,9 @@
 // tensor cores; the other is dS, a large and a small half in columns side by side, so that the product has the digits
 // of float32. The same call has the same bits.
 //
-// From Hopper on, steps alone are integers instead, 0, 1 or 2, which tensor cores read as halves of 2^-24: one
-// instruction for two as well, but half precision is on their own pipe.
+// From Hopper on, steps alone are integers instead, 0, 128 or 256, which tensor cores read as halves, 0, 2^-17, 2^-16:
+// one instruction for two as well, but half precision is on their own pipe. Tensor cores do not normalise: halves below
+// 2^-14 cost a sum digits, 256 two of 25. Larger steps would leave no room in 16 bits for 64 ranks.
 //
 // Set by cuda.py: NUMBER (float), KERNEL (a name of Kind), SHARED (bytes), BLOCKS (at least, on a multiprocessor),
 // EPSILON (of the Riesz kernels), COARSE (1 for inputs of 16 bits: of two halves the large ones alone).
@@ -18,7 +19,8 @@
 
 // whether slopes are steps times e^-|s - t|, in factors
 constexpr bool DECAY = KIND == ADD_LAPLACE;
-// two sums of integers, not below zero and not above two; what has no such instruction never asks
+// two sums of integers, not below zero and not above a whole step; what has no such instruction never asks
+constexpr int HALF_STEP = 128;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr bool WHOLE = false;
 unsigned add_integers(unsigned one, unsigned other);
@@ -28,11 +30,11 @@ inline unsigned add_integers(unsigned one, unsigned other) {
     unsigned sums;
     asm("{.reg .b32 sum; add.s16x2 sum, %1, %2; min.relu.s16x2 %0, sum, %3;}"
         : "=r"(sums)
-        : "r"(one), "r"(other), "r"(0x00020002));
+        : "r"(one), "r"(other), "r"(2 * HALF_STEP * 0x10001));
     return sums;
 }
 #endif
-constexpr float STEP_SCALE = WHOLE ? 0x1p23f : 1.0f;
+constexpr float STEP_SCALE = WHOLE ? 0x1p16f : 1.0f;
 constexpr int THREADS = 256, OWN = 64, OTHER = DECAY && !COARSE ? 32 : 64, WIDTH = 64;
 // words of a row of halves in global memory, large ones and then small ones, and in a tile
 constexpr int PACKED = WIDTH, PACKED_STRIDE = PACKED + 16;
@@ -250,10 +252,11 @@ template <int STEP> inline void find_places(Shared &shared, const Numbers &numbe
                 both[e] = unsigned(found[k + e]) / BYTES * 2 +
                           level<STEP>(at(shared.sorted, found[k + e]), others[k + e], numbers);
             // one less that number, and half less at a tie: this and a rank are above zero behind the step, a half at
-            // it; integers are twice as large
+            // it; integers are in units of a half step
             unsigned halves = (HALF_512 | HALF_512 << 16) + (both[0] | both[1] << 16);
+            unsigned integers = ((2 - both[0]) * HALF_STEP & 0xffff) | (2 - both[1]) * HALF_STEP << 16;
             shared.places[STEP][d * PLACES + (i + k) / 2] =
-                WHOLE ? ((2 - both[0]) & 0xffff) | (2 - both[1]) << 16 : subtract(HALF_513 | HALF_513 << 16, halves);
+                WHOLE ? integers : subtract(HALF_513 | HALF_513 << 16, halves);
         }
     }
 }
@@ -340,7 +343,7 @@ inline void sort_own(Shared &shared, const float *points, int count, int dims, f
 #pragma unroll
         for (int k = 0; k < N; ++k) {
             unsigned twice = unsigned(found[k]) / BYTES * 2;
-            unsigned short rank = WHOLE ? twice : subtract(HALF_512 + twice, HALF_512);
+            unsigned short rank = WHOLE ? twice * HALF_STEP : subtract(HALF_512 + twice, HALF_512);
             ranks[(((i + k) * 4 + d / 16) * 8 + d % 8) * 2 + d % 16 / 8] = rank;
         }
     }

@@ -3,14 +3,15 @@
 import torch
 from torch import Tensor
 
-from ....kernels import SidedKernel, rebuild
+from ....kernels import SidedKernel
 from ....validation import Problem
 from ...batching import fold
 from ...direct import direct
+from ...parameters import parameters_at
 from ..surrogate import reproduces_exponentials
 from .backward import backward
 from .causal_api import grid_gpu_causal_directly
-from .formula import formula
+from .formula import known
 from .forward import forward
 from .launch import Grid, Layout
 from .tables import Flags, Tables
@@ -34,7 +35,7 @@ def _call(problem: Problem, kernel: SidedKernel, count: int, normalise: bool) ->
     else:
         # filled on the device: a copy from the host would wait, and cannot be part of a CUDA graph
         bandwidth = torch.full((problems,), problem.bandwidth, dtype=torch.float32, device=query.device)
-    parameters = kernel.parameters()
+    parameters = parameters_at(query, kernel)
     if parameters is None:
         # not `query.new_empty`, which under vmap would have the mapped dimension
         parameters = torch.empty(0, device=query.device)
@@ -42,7 +43,7 @@ def _call(problem: Problem, kernel: SidedKernel, count: int, normalise: bool) ->
     weight = problem.weight if masked else torch.empty(problems, 1, device=query.device)
     options = (kernel.name, reproduces_exponentials(kernel), count, problem.group, masked, normalise)
     operator = grid_gpu_causal_directly if problem.causal else grid_gpu_directly
-    return operator(query, problem.key, problem.value, weight, bandwidth, parameters.to(query.device), *options)[0]
+    return operator(query, problem.key, problem.value, weight, bandwidth, parameters, *options)[0]
 
 
 def _forward(
@@ -64,7 +65,7 @@ def _forward(
     query, key, value, weight, bandwidth = (
         part.detach().contiguous() for part in (query, key, value, weight, bandwidth)
     )
-    numbers = formula(_kernel(kernel, parameters), query.device)
+    _, numbers = known(kernel, parameters)
     counted = weight if masked else None
     found = forward(query, key, value, counted, bandwidth, numbers, count, group, normalise)
     flags = torch.cat([found.flags.rows, found.flags.shared])
@@ -126,8 +127,8 @@ def grid_gpu_backward(
     """The gradients of query, key, value, bandwidth and parameters; the last two are zero unless wanted."""
     query, key, value, weight, bandwidth = (part.contiguous() for part in (query, key, value, weight, bandwidth))
     problems = query.shape[0]
-    chosen = _kernel(kernel, parameters)
-    grid = Grid(nodes, stats, bandwidth, Layout(count, query.dtype), formula(chosen, query.device))
+    chosen, numbers = known(kernel, parameters)
+    grid = Grid(nodes, stats, bandwidth, Layout(count, query.dtype), numbers)
     largest = rows.abs().amax((1, 2, 3)).view(torch.int32)
     whole = weight.float().sum(1) if masked else None
     tables = Tables(rows, counts, seconds if seconds.numel() else counts, largest, key.shape[1], whole)
@@ -145,10 +146,6 @@ def _(grad, query, key, value, weight, bandwidth, parameters, *rest):
     by_points = (part.new_empty(part.shape[0], part.shape[2], part.shape[1]).transpose(1, 2) for part in (query, key))
     others = (part.new_empty(part.shape) for part in (value, bandwidth, parameters))
     return *by_points, *others
-
-
-def _kernel(name: str, parameters: Tensor) -> SidedKernel:
-    return rebuild(name, parameters.detach() if parameters.numel() else None)
 
 
 def _setup(ctx, inputs, output):

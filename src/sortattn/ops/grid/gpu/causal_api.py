@@ -7,14 +7,14 @@ that of `grid.causal`, in torch's operations, on the nodes that the forward pass
 import torch
 from torch import Tensor
 
-from ....kernels import RIESZ_EPSILON, AddRiesz, SidedKernel, rebuild
+from ....kernels import RIESZ_EPSILON, AddRiesz, SidedKernel
 from ....normalise import through_quotient
 from ...batching import fold
 from ...direct import direct
 from ..causal import grid_causal_backward
 from .causal import forward
 from .causal_backward import backward
-from .formula import formula
+from .formula import known
 from .launch import Grid, Layout
 
 
@@ -37,7 +37,7 @@ def _forward(
     query, key, value, weight, bandwidth = (
         part.detach().contiguous() for part in (query, key, value, weight, bandwidth)
     )
-    numbers = formula(_kernel(kernel, parameters), query.device)
+    _, numbers = known(kernel, parameters)
     counted = weight if masked else None
     found = forward(query, key, value, counted, bandwidth, numbers, count, group, normalise)
     return found.out, found.totals, found.grid.nodes, found.grid.stats
@@ -77,14 +77,14 @@ def grid_gpu_causal_backward(
     wants_numbers: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key, value, bandwidth and parameters; the last two are zero unless wanted."""
-    chosen = _kernel(kernel, parameters)
+    chosen, numbers = known(kernel, parameters)
     layout = Layout(count, query.dtype)
-    grid = Grid(nodes, stats, bandwidth.contiguous(), layout, formula(chosen, query.device))
+    grid = Grid(nodes, stats, bandwidth.contiguous(), layout, numbers)
     # heads that hold what is no number have NaN in their outputs, and so in their gradients
     points = [part.nan_to_num(0.0, 0.0, 0.0).contiguous() for part in (query, key, value)]
     if not wants_numbers and group == 1 and query.shape[1] == key.shape[1]:
-        numbers = parameters if parameters.numel() else None
-        rest = (weight if masked else None, out, totals, grid, kernel, numbers, normalise)
+        given = parameters if parameters.numel() else None
+        rest = (weight if masked else None, out, totals, grid, kernel, given, normalise)
         return *backward(grad, *points, *rest), torch.zeros_like(bandwidth), torch.zeros_like(parameters)
     points = [part.float() for part in points]
     counted = weight.float() if masked else torch.ones(value.shape[:2], device=value.device)
@@ -118,10 +118,6 @@ def _extra(grid: Grid, nodes: Tensor, kernel: SidedKernel) -> Tensor:
     if isinstance(kernel, AddRiesz):
         phi -= (nodes.abs()[..., :, None] + nodes.abs()[..., None, :]) / tau + RIESZ_EPSILON
     return phi
-
-
-def _kernel(name: str, parameters: Tensor) -> SidedKernel:
-    return rebuild(name, parameters.detach() if parameters.numel() else None)
 
 
 def _setup(ctx, inputs, output):

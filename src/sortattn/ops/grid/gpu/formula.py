@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
-from ....kernels import KERNELS, AddRiesz, SidedKernel
+from ....kernels import KERNELS, AddRiesz, SidedKernel, rebuild
 from ..surrogate import reproduces_exponentials, slope_jumps
 
 
@@ -26,18 +27,34 @@ class Formula:
     kind: str
 
 
-def formula(kernel: SidedKernel, device: torch.device) -> Formula:
-    """The formula of a kernel; those of named kernels are kept."""
-    return _named_formula(kernel.name, device) if kernel.parameters() is None else _formula(kernel, device)
+# of parameters on the device: their version, the kernel and its formula
+_known: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def known(name: str, parameters: Tensor) -> tuple[SidedKernel, Formula]:
+    """The kernel with this name and these parameters, if there are any, and its formula on their device.
+
+    Both are kept, as they are made on the host, which has to wait for the parameters.
+    """
+    if not parameters.numel():
+        return KERNELS[name], _named_formula(name, parameters.device)
+    # tensors of inference mode do not count their changes
+    version = None if parameters.is_inference() else parameters._version
+    found = _known.get(parameters)
+    if found is None or version is None or found[0] != version:
+        kernel = rebuild(name, parameters.detach())
+        found = _known[parameters] = version, kernel, formula(kernel, parameters.device)
+    return found[1:]
 
 
 @functools.lru_cache(maxsize=64)
 def _named_formula(name: str, device: torch.device) -> Formula:
-    return _formula(KERNELS[name], device)
+    return formula(KERNELS[name], device)
 
 
 @torch.no_grad()
-def _formula(kernel: SidedKernel, device: torch.device) -> Formula:
+def formula(kernel: SidedKernel, device: torch.device) -> Formula:
+    """The formula of a kernel, made on the host."""
     terms = kernel.terms()
     kinks, jumps = slope_jumps(kernel)
     if terms.rate:
