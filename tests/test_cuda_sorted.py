@@ -8,7 +8,7 @@ import torch
 
 import sortattn
 from sortattn.cuda.compile import cubin
-from sortattn.ops.sorted import cuda
+from sortattn.ops.sorted import cuda, sign
 from sortattn.ops.sorted.api import _derivative
 
 from .cases import BOX, CASES, SIDED
@@ -23,6 +23,13 @@ KERNELS = {name: sortattn.KERNELS.get(name, CASES[name].kernel) for name in SIDE
 def _fresh(monkeypatch, tmp_path):
     """Nothing compiled before counts."""
     monkeypatch.setenv("SORTATTN_CACHE", str(tmp_path))
+
+
+def on_a_gpu(monkeypatch, kernel) -> None:
+    """Lets the code for GPUs run as for a large one, with something in place of its kernels."""
+    monkeypatch.setattr(cuda, "Kernel", kernel)
+    monkeypatch.setattr(cuda, "_device", lambda device: (132, 50 << 20))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
 
 
 def all_defines(terms, dtype=torch.float32, width=64, ordered=False):
@@ -54,6 +61,31 @@ def test_other_types_and_widths_compile(dtype, width, ordered):
     terms = KERNELS["add_bump"].terms()
     for defines in all_defines(terms, dtype, width, ordered):
         assert b"walk" in cubin(cuda._WALK, defines, "sm_90")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_all_that_a_call_of_a_sign_sum_launches_compiles(architecture, dtype, monkeypatch):
+    """Forward and backward, with and without atomics."""
+    compiled = {}
+
+    class Compiled:
+        def __init__(self, source, entry, defines=()):
+            if (source, defines) not in compiled:
+                compiled[source, defines] = cubin(source, defines, architecture)
+            assert entry.encode() in compiled[source, defines]
+
+        def __call__(self, *arguments, **options):
+            pass
+
+    on_a_gpu(monkeypatch, Compiled)
+    monkeypatch.setattr(sign, "walker", lambda device: cuda)
+    points = [torch.zeros(1, 300, 2, dtype=dtype, requires_grad=True) for _ in range(4)]
+    for ordered in (False, True):
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda ordered=ordered: ordered)
+        sortattn.weighted_sign_sum(*points, backend="sorted").sum().backward()
+    walks = [dict(defines) for source, defines in compiled if source == cuda._WALK]
+    assert {(walk["PRODUCTS"], walk["ORDERED"]) for walk in walks} == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -151,9 +183,7 @@ def test_without_atomics_two_warps_that_run_at_a_time_have_different_targets(nam
             if self.entry == "walk":
                 launches.append((self.defines, grid[1], arguments[15:17], arguments[-2]))
 
-    monkeypatch.setattr(cuda, "Kernel", Recorder)
-    monkeypatch.setattr(cuda, "_device", lambda device: (132, 50 << 20))
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    on_a_gpu(monkeypatch, Recorder)
     terms = KERNELS[name].terms()
     dims, channels = 3, 200
     lines = cuda.Lines(torch.zeros(2, dims, 40), torch.zeros(2, dims, 40, dtype=torch.int32))

@@ -215,6 +215,7 @@ def test_functional_gradients_are_those_of_backward_or_an_error(backend, device)
 # autocast
 
 
+@pytest.mark.usefixtures("reproducible")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=lambda dtype: str(dtype)[6:])
 @pytest.mark.parametrize("backend", ["reference", "tiled", "sorted", "linear", "grid"])
 @pytest.mark.parametrize("name", ["softmax", "add_laplace", "elu"])
@@ -241,6 +242,7 @@ def test_autocast_rounds_the_inputs_as_for_sdpa(name, backend, dtype, device):
 # modes
 
 
+@pytest.mark.usefixtures("reproducible")
 @pytest.mark.parametrize("backend", ["reference", "tiled", "sorted", "linear", "grid"])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference_mode"])
 def test_no_grad_and_inference_mode_change_nothing(backend, mode, device):
@@ -254,6 +256,7 @@ def test_no_grad_and_inference_mode_change_nothing(backend, mode, device):
     assert torch.equal(quiet, sortattn.kernel_attention(*points, case.kernel, backend=backend).detach())
 
 
+@pytest.mark.usefixtures("reproducible")
 @pytest.mark.parametrize("backend", ["tiled", "sorted", "grid"])
 @pytest.mark.parametrize("wanted", [0, 1, 2], ids=["query", "key", "value"])
 def test_one_gradient_alone_is_the_same_as_among_all(wanted, backend, device):
@@ -266,4 +269,8 @@ def test_one_gradient_alone_is_the_same_as_among_all(wanted, backend, device):
     single = [part.detach().requires_grad_(i == wanted) for i, part in enumerate(points)]
     output = sortattn.kernel_attention(*single, case.kernel, backend=backend)
     (alone,) = torch.autograd.grad(output, single[wanted : wanted + 1], gradient)
-    assert torch.equal(alone, together[wanted])
+    if device != "cpu" and (backend, wanted) == ("sorted", 1):
+        # one walk for keys and values together takes slopes where one for keys alone sums the derivative
+        assert_close(alone, together[wanted], 1e-6)
+    else:
+        assert torch.equal(alone, together[wanted])

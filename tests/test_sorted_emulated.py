@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sortattn
-from sortattn.ops.sorted import api, cuda, quotient
+from sortattn.ops.sorted import api, cuda, quotient, sign
 from sortattn.ops.sorted.quotient import _SOURCE as QUOTIENT
 
 from .cases import BOX, CASES
@@ -35,7 +35,8 @@ def emulated(monkeypatch):
     monkeypatch.setattr(cuda, "Kernel", EmulatedKernel)
     monkeypatch.setattr(cuda, "_device", lambda device: (1, 50 << 20))
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(api, "walker", lambda device: cuda)
+    for user in (api, sign):
+        monkeypatch.setattr(user, "walker", lambda device: cuda)
     return cuda
 
 
@@ -69,14 +70,20 @@ def outcome(kernel, points, backend, dtype, bandwidth=1.25):
     return [rows.detach(), *torch.autograd.grad((rows * weights).sum(), inputs)]
 
 
-# few; more sources than a block of moments has, and runs that begin in the middle; more channels than a warp takes
-SHAPES = {"small": (2, 9, 7, 3, 5), "runs": (1, 150, 600, 1, 64), "wide": (1, 70, 40, 2, 100)}
+# few; more sources than a block of moments has, and runs that begin in the middle; more channels than a warp takes; for
+# the keys, windows with few sources, and few ties among them
+SHAPES = {
+    "small": (2, 9, 7, 3, 5),
+    "runs": (1, 150, 600, 1, 64),
+    "wide": (1, 70, 40, 2, 100),
+    "few": (1, 40, 2000, 1, 8),
+}
 
 
 @pytest.mark.parametrize(
     ("shape", "kind"),
     [(shape, "ties") for shape in SHAPES]
-    + [("small", "same")]
+    + [("small", "same"), ("few", "few ties")]
     + [("runs", kind) for kind in ("normal", "few ties", "nearly ties", "shifted", "far")],
 )
 @pytest.mark.parametrize("name", KERNELS)
@@ -126,6 +133,36 @@ def test_rounding_does_not_add_up(name, bandwidth, shift, sizes, emulated, monke
     wide = (part.double() for part in (query, key, value))
     expected = sortattn.kernel_attention(*wide, name, bandwidth=bandwidth, backend="reference")
     assert (output - expected).norm() < 1e-6 * expected.norm()
+
+
+@pytest.mark.parametrize("name", ["add_laplace", "matern32", "matern52"])
+def test_a_wide_bandwidth_costs_no_digits_of_a_slope(name, emulated, monkeypatch):
+    # close to zero p' - p is a small difference of the two
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    given = points("normal", 1, 40, 300, 2, 8)
+    kernel = CASES[name].kernel
+    expected = outcome(kernel, given, "reference", torch.float64, bandwidth=1000.0)
+    for got, wanted in zip(outcome(kernel, given, "sorted", torch.float32, 1000.0), expected, strict=True):
+        assert (got - wanted).norm() <= 1e-6 * wanted.norm()
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["atomics", "ordered"])
+@pytest.mark.parametrize("kind", ["normal", "ties", "far"])
+def test_sign_sums_and_their_gradients_match_the_definition(kind, ordered, emulated, monkeypatch):
+    monkeypatch.setattr(cuda, "_SHORT", 32)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: ordered)
+    query, key, value = points(kind, 2, 150, 300, 2, 5)
+    weight = torch.randn(2, 150, 5, generator=torch.Generator().manual_seed(3))
+
+    def outcome(backend, dtype):
+        lines = [part.to(dtype) for part in (query, key)]
+        rows = [part.to(dtype).requires_grad_() for part in (value, weight)]
+        sums = sortattn.weighted_sign_sum(*lines, *rows, backend=backend)
+        factors = torch.linspace(-1, 1, sums.numel(), dtype=torch.float64).reshape(sums.shape).sin().to(dtype)
+        return [sums.detach(), *torch.autograd.grad((sums * factors).sum(), rows)]
+
+    for got, wanted in zip(outcome("sorted", torch.float32), outcome("reference", torch.float64), strict=True):
+        assert (got - wanted).norm() <= 2e-6 * wanted.norm()
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -134,6 +134,7 @@ def test_a_query_that_sees_no_key_gets_zeros_and_gives_no_gradient(case, backend
     assert all(part.grad.isfinite().all() for part in inputs)
 
 
+@pytest.mark.usefixtures("reproducible")
 @named_pairs
 def test_masks_of_every_head_or_of_none_are_taken(case, backend, device):
     query, key, value = draw(SHAPE, torch.float64, device)

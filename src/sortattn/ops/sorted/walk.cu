@@ -50,7 +50,9 @@ constexpr int HALF = POWERS * (WIDTH + 1);
 constexpr int SIZE = SUMS * (WIDTH + 1);
 // numbers that describe a track: nodes, coefficients below and above, rate
 constexpr int TABLE = NODES + NODES * SUMS + 1;
-static_assert(!BOTH || (NODES == 1 && RATE && !COMPACT && !FOLDED), "sources above are those of a single node at zero");
+static_assert(!BOTH || (NODES == 1 && !COMPACT && !FOLDED), "sources above are those of a single node at zero");
+static_assert(!RATE || (NODES == 1 && !COMPACT && !FOLDED), "an exponential is that of a single node at zero");
+static_assert(RATE || !BOTH || !SLOPES, "without an exponential both sides have no slope");
 // places of the walk on the line of sources: one for every node, or one with ties and one without
 constexpr int KEPT = NODES * (HALVES ? 2 : 1);
 // those of node j: without ties, and with them
@@ -134,6 +136,9 @@ struct Side {
     real rest[NODES];
     real below[NODES][POWERS];
     real above[POWERS];
+    // with an exponential, the coefficients of the derivative by s
+    real slope_below[POWERS];
+    real slope_above[POWERS];
     real rate;
     // whether a tie counts
     bool closed;
@@ -150,6 +155,12 @@ struct Side {
             for (int i = 0; i < POWERS; i++, scale /= tau) {
                 below[j][i] = real(table[NODES + j * POWERS + i] * scale);
                 if (BOTH) above[i] = real(table[NODES + POWERS + i] * scale);
+                if (RATE) {
+                    // here and not from what is rounded: of p' - rate p little may be left
+                    slope_below[i] = real(derivative(table + NODES, i, table[TABLE - 1]) * scale / tau);
+                    slope_above[i] =
+                        BOTH ? real(-derivative(table + NODES + POWERS, i, table[TABLE - 1]) * scale / tau) : real(0);
+                }
             }
         }
         rate = real(table[TABLE - 1] / tau);
@@ -196,24 +207,56 @@ struct Side {
         }
         return sum;
     }
-    // what a source at z below the origin gives to the factors of y^l, and at -z above it to those of (-y)^l, each
-    // multiplied with a share
+    // what a source at z below the origin gives to the sums, and at -z above it to those above, with shares
     __device__ void weights(int j, real z, real (&weight)[SUMS], real share_below, real share_above) const {
         weigh(below[j], z, weight, share_below);
         if (BOTH) weigh(above, -z, weight + (SUMS - POWERS), share_above);
     }
+    // what each of the sums gives to a target at y above the origin, with a share, and the derivative of that
+    __device__ void factors(real y, real (&factor)[SUMS], real (&slope)[SUMS], real share) const {
+#pragma unroll
+        for (int half = 0; half < SUMS; half += POWERS) {
+            real sign = half ? real(-1) : real(1), fading = fade(sign * y, share);
+            if (RATE) {
+                expand(half ? above : below[0], sign * y, factor + half, fading);
+                expand(half ? slope_above : slope_below, sign * y, slope + half, fading);
+            } else {
+                raise(sign * y, factor + half, fading);
+#pragma unroll
+                for (int l = 0; l < POWERS; l++) slope[half + l] = l ? sign * real(l) * factor[half + l - 1] : real(0);
+            }
+        }
+    }
 
   private:
+    // coefficient i of p' - rate p
+    __device__ static double derivative(const double *coefficients, int i, double rate) {
+        return (i + 1 < POWERS ? (i + 1) * coefficients[i + 1] : 0.0) - rate * coefficients[i];
+    }
+    // e^(-rate z), which may be infinite for what has no share
+    __device__ real fade(real z, real share) const {
+        return share == real(0) ? real(0) : RATE ? share * exponential(-rate * z) : share;
+    }
     __device__ void weigh(const real (&coefficients)[POWERS], real z, real *weight, real share) const {
-        // of what has no share the exponential may be infinite
-        real decay = share == real(0) ? real(0) : RATE ? share * exponential(-rate * z) : share;
+        if (RATE)
+            raise(z, weight, fade(z, share));
+        else
+            expand(coefficients, z, weight, share);
+    }
+    // z^l, times what fades
+    __device__ static void raise(real z, real *weight, real fading) {
+#pragma unroll
+        for (int l = 0; l < POWERS; l++, fading *= z) weight[l] = fading;
+    }
+    // the factors of y^l of a polynomial at z + y, times what fades
+    __device__ static void expand(const real (&coefficients)[POWERS], real z, real *weight, real fading) {
 #pragma unroll
         for (int l = 0; l < POWERS; l++) {
             real sum = coefficients[POWERS - 1] * real(binomial(POWERS - 1, l));
 #pragma unroll
             for (int i = POWERS - 2; i >= l; i--) sum = sum * z + coefficients[i] * real(binomial(i, l));
             // so far away that the polynomial may overflow
-            weight[l] = RATE && decay == real(0) ? real(0) : sum * decay;
+            weight[l] = fading == real(0) ? real(0) : sum * fading;
         }
     }
 };
@@ -275,38 +318,31 @@ template <typename T, int COUNT = SUMS> struct Numbers {
     }
 };
 
-// Factors of y^l e^(-rate y) around an origin, when that moves up by `distance`; those from FIRST on.
-template <int FIRST> __device__ inline void move_side(Numbers<double> &factors, double distance, double rate) {
+// Move the origin up by `distance`: of moments sum z^k e^(-rate z) v of sources at z below it, or of factors of
+// y^l e^(-rate y) of targets at y above it; those from FIRST on.
+template <bool MOMENTS, int FIRST, int COUNT>
+__device__ inline void move_side(Numbers<double, COUNT> &numbers, double distance, double rate) {
+    constexpr int STEP = MOMENTS ? -1 : 1, START = MOMENTS ? POWERS - 1 : 0;
     double decay = RATE ? exp(-rate * distance) : 1.0;
 #pragma unroll
-    for (int l = 0; l < POWERS; l++) {
+    for (int n = 0; n < POWERS; n++) {
+        int to = START + n * STEP;
         double power = 1.0;
 #pragma unroll
-        for (int i = l + 1; i < POWERS; i++) {
+        for (int i = 1; i < POWERS - n; i++) {
+            int from = to + i * STEP;
             power *= distance;
-            factors.mix(FIRST + l, factors.at[FIRST + i], factors.extra[FIRST + i], power * binomial(i, l));
+            numbers.mix(FIRST + to, numbers.at[FIRST + from], numbers.extra[FIRST + from],
+                        power * binomial(MOMENTS ? to : from, MOMENTS ? from : to));
         }
-        if (RATE) factors.scale(FIRST + l, decay);
+        if (RATE) numbers.scale(FIRST + to, decay);
     }
 }
-__device__ inline void move_factors(Numbers<double> &factors, double distance, double rate) {
-    move_side<0>(factors, distance, rate);
-    if (BOTH) move_side<SUMS - POWERS>(factors, -distance, rate);
-}
-
-// Moments sum z^k e^(-rate z) v of sources at z below an origin, when that moves up by `distance`; or above and down.
-__device__ inline void move_moments(Numbers<double, POWERS> &moments, double distance, double rate) {
-    double decay = RATE ? exp(-rate * distance) : 1.0;
-#pragma unroll
-    for (int k = POWERS - 1; k >= 0; k--) {
-        double power = 1.0;
-#pragma unroll
-        for (int i = k - 1; i >= 0; i--) {
-            power *= distance;
-            moments.mix(k, moments.at[i], moments.extra[i], power * binomial(k, i));
-        }
-        if (RATE) moments.scale(k, decay);
-    }
+// What the walk keeps: with an exponential moments, as the coefficients of the slope are others than those of the sum
+// and little may be left of them; without one factors, as every node has coefficients of its own.
+__device__ inline void move_state(Numbers<double> &state, double distance, double rate) {
+    move_side<RATE, 0>(state, distance, rate);
+    if (BOTH) move_side<RATE, SUMS - POWERS>(state, -distance, rate);
 }
 
 // Rows of a head as one lane sees them.
@@ -439,7 +475,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
         if (i + 1 < last) next.load(place(down ? block - 1 : block + 1), lane);
         __syncwarp();
         if (!down && !COMPACT) state.store(place(block), lane);
-        move_moments(state, distance, rate);
+        move_side<true, 0>(state, distance, rate);
         state.add_rows(here);
 #pragma unroll
         for (int l = 0; l < POWERS; l++) state.extra[l] += here.extra[l];
@@ -470,7 +506,7 @@ __device__ inline real scan(real x, int lane) {
     return x;
 }
 
-// A target of a list, with its y^l e^(-rate y) and, with BOTH, (-y)^l e^(rate y).
+// A target of a list, with what each of the sums gives to it.
 struct alignas(16) Target {
     real weight[SUMS];
 #if SLOPES
@@ -641,7 +677,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     }
     real support = side.node[NODES - 1] - side.node[0];
     // a batch reaches no further than this: an exponential neither overflows nor loses digits, and little cancels
-    real span = BOTH ? real(REACH) / side.rate : RATE ? real(4) / side.rate : COMPACT ? support / 4 : infinity();
+    real span = RATE ? real(BOTH ? REACH : 4) / side.rate : COMPACT ? support / 4 : infinity();
 
     int at = run * int(length), end = min(at + int(length), target_line.count);
     if (at >= end) return;
@@ -724,9 +760,13 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         auto add_moments = [&](const double *place, double distance, const real *coefficients, auto half) {
             Numbers<double, POWERS> moments;
             moments.load(place, lane);
-            move_moments(moments, distance, nodes.rate);
+            move_side<true, 0>(moments, distance, nodes.rate);
 #pragma unroll
             for (int l = 0; l < POWERS; l++) {
+                if (RATE) {
+                    state.mix(decltype(half)::value + l, moments.at[l], moments.extra[l], 1.0);
+                    continue;
+                }
 #pragma unroll
                 for (int i = l; i < POWERS; i++) {
                     state.mix(decltype(half)::value + l, moments.at[i - l], moments.extra[i - l],
@@ -864,7 +904,8 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 tied = tied || (wanted && rank[j] < min(left, 32 * WIDE) && side.beyond(j, s, next) == real(0));
             }
         }
-        if (HALVES && EACH == 1 && __popc(__ballot_sync(ALL, tied)) > SETTLED) return false;
+        unsigned ties = HALVES && EACH == 1 ? __ballot_sync(ALL, tied) : 0;
+        if (__popc(ties) > SETTLED) return false;
         in = in && all <= LIST;
         // those before the first that waits
         unsigned waiting = ~__ballot_sync(ALL, in);
@@ -873,18 +914,10 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
 
         // of the extra scalar: the sum and, with SLOPES, its derivative
         real factor[SUMS], slope[SUMS], extra = real(0), extra_slope = real(0);
-#pragma unroll
-        for (int half = 0; half < SUMS; half += POWERS) {
-            real sign = half ? real(-1) : real(1), y = sign * (s - origin);
-            real power = !in ? real(0) : RATE ? exponential(-side.rate * y) : real(1);
-            if (FOLDED && s == real(0)) power *= real(0.5);
-#pragma unroll
-            for (int l = 0; l < POWERS; l++, power *= y) {
-                factor[half + l] = in ? power : real(0);
-                slope[half + l] = RATE ? -sign * side.rate * factor[half + l] : real(0);
-                if (l > 0) slope[half + l] += sign * real(l) * factor[half + l - 1];
-            }
-        }
+        nodes.factors(in ? s - origin : real(0), factor, slope,
+                      !in                      ? real(0)
+                      : FOLDED && s == real(0) ? real(0.5)
+                                               : real(1));
 #pragma unroll
         for (int l = 0; l < SUMS; l++) {
             extra += factor[l] * real(state.extra[l]);
@@ -897,7 +930,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         unsigned listed = __ballot_sync(ALL, in) & ~few;
         // the sum, the slope and the product that ties have been denied so far, with nodes that are there once
         real tie_extra = real(0), tie_slope = real(0), tie_product = real(0);
-        unsigned unsettled = HALVES && EACH == 1 ? __ballot_sync(ALL, tied) & listed : 0;
+        unsigned unsettled = ties & listed;
         while (unsettled) {
             int which = __ffs(unsettled) - 1, index = __shfl_sync(ALL, target, which);
             real spot = __shfl_sync(ALL, s, which), result = real(0), sum_extra = real(0), sum_slope = real(0);
@@ -909,11 +942,9 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 int n = passed[slot(j)] + __shfl_sync(ALL, rank[j], which);
                 // half of what a source just below gives more than one just above
                 real value = real(0.5) * (nodes.below[j / EACH][0] - (BOTH ? nodes.above[0] : real(0)));
-                real derivative = real(0);
-                if (POWERS > 1) {
-                    derivative = nodes.below[j / EACH][POWERS > 1] + (BOTH ? nodes.above[POWERS > 1] : real(0));
-                }
-                if (RATE) derivative -= nodes.rate * (nodes.below[j / EACH][0] + (BOTH ? nodes.above[0] : real(0)));
+                real derivative = RATE         ? nodes.slope_below[0] - nodes.slope_above[0]
+                                  : POWERS > 1 ? nodes.below[j / EACH][POWERS > 1]
+                                               : real(0);
                 derivative = SLOPES ? real(0.5) * derivative : value;
                 for (; n < source_line.count && nodes.beyond(j / EACH, spot, source_line.place(n)) == real(0); n++) {
                     int source = source_line.index(n);
@@ -1079,6 +1110,10 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             int which = __ffs(few) - 1, first = __shfl_sync(ALL, low, which), index = __shfl_sync(ALL, target, which);
             int last = first + __shfl_sync(ALL, window, which);
             real spot = __shfl_sync(ALL, s, which), result = real(0);
+            // with nodes that are there once, ties at the first one are not among those passed
+            if (HALVES && EACH == 1 && ties >> which & 1) {
+                while (last < source_line.count && nodes.beyond(0, spot, source_line.place(last)) == real(0)) last++;
+            }
             Row other = {}, row;
             if (MULTIPLIED) other = Rows(others, stride, lane).load(index);
             real sum[VEC] = {}, sum_extra = real(0), sum_slope = real(0);
@@ -1120,7 +1155,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             // sum it afresh
             fresh = (COMPACT && (from - renewed > FAR * support || from - origin > support)) ||
                     (BOTH && from - renewed > span);
-            if (from != origin && !fresh) move_factors(state, double(from) - double(origin), side.rate);
+            if (from != origin && !fresh) move_state(state, double(from) - double(origin), side.rate);
             origin = from;
         }
         if (fresh) {
