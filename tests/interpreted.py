@@ -10,9 +10,11 @@ from sortattn.ops.grid import causal as walk
 from sortattn.ops.grid import correction
 from sortattn.ops.grid.gpu import causal as gpu_causal
 from sortattn.ops.grid.gpu import causal_backward as gpu_backward
-from sortattn.ops.grid.gpu import launch
 from sortattn.ops.grid.gpu.api import grid_gpu
 from sortattn.ops.grid.gpu.formula import formula
+from sortattn.ops.grid.gpu.grid import Grid
+from sortattn.ops.grid.gpu.layout import INTERPRETED, Layout
+from sortattn.ops.grid.gpu.matrix import matrix as kernel_matrix
 from sortattn.ops.grid.nodes import place
 from sortattn.ops.grid.surrogate import slope_jumps
 
@@ -66,8 +68,8 @@ def gradients(name, dtype, dims, count=12, chunk=0):
     parameters = torch.empty(0) if kernel.parameters() is None else kernel.parameters()
     # the nodes are the same, whether a call is causal or not
     found = grid_gpu(*inputs, torch.empty(2, 0), tau, parameters, kernel.name, decays(kernel), count, 1, False, True)
-    grid = launch.Grid(found[2], found[3], tau, launch.Layout(count, dtype), formula(kernel, tau.device))
-    phi = grid.matrix(torch.zeros(2, dtype=torch.int32))[..., :count, :count].double()
+    grid = Grid(found[2], found[3], tau, Layout(count, dtype), formula(kernel, tau.device))
+    phi = kernel_matrix(grid, torch.zeros(2, dtype=torch.int32))[..., :count, :count].double()
     exact = leaves(*(part.double() for part in (*inputs, tau)))
     wanted = attention(exact[:3], kernel, found[2][..., :count].double(), phi, exact[3], chunk)
     expected = torch.autograd.grad(wanted, exact, gradient.double())
@@ -175,14 +177,14 @@ def matrix():
     nodes, _ = place(sample.mT[:, :100], sample.mT[:, 100:], None, tau.double(), count)
     nodes = nodes.float()
     data = correction._occupation(sample, nodes.double())
-    layout = launch.Layout(count, torch.float32)
+    layout = Layout(count, torch.float32)
     padding = (0, layout.padded - count + 1)
     stats = torch.stack([data.inside, data.at_start, data.at_end], 2).float()
     stats = torch.nn.functional.pad(stats, padding).contiguous()
     padded = torch.nn.functional.pad(nodes, (0, layout.padded - count), value=torch.inf)
     for kernel in (*KERNELS.values(), *map(resolve, ("add_bump", "add_laplace"))):
         numbers = formula(kernel, nodes.device)
-        phi = launch.Grid(padded, stats, tau, layout, numbers).matrix(torch.zeros(2, dtype=torch.int32))
+        phi = kernel_matrix(Grid(padded, stats, tau, layout, numbers), torch.zeros(2, dtype=torch.int32))
         extra = correction.correct(sample, nodes, tau, *slope_jumps(kernel), numbers.exponential)
         difference = nodes.double()[..., :, None] - nodes.double()[..., None, :]
         plain = kernel.univariate(difference / tau.double()[:, None, None, None])
@@ -209,7 +211,7 @@ def operators():
 
 
 if __name__ == "__main__":
-    assert launch.INTERPRETED
+    assert INTERPRETED
     what, *rest = sys.argv[1:]
     if rest:
         name, dtype, dims = rest

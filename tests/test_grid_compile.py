@@ -3,7 +3,9 @@
 The interpreter accepts what a compiler does not.
 """
 
+import importlib
 import os
+import pkgutil
 
 import pytest
 import torch
@@ -54,15 +56,17 @@ def _kind(value) -> str:
     [("add_riesz", torch.bfloat16, False), ("add_laplace", torch.float16, True), ("add_bump", torch.float32, False)],
 )
 def test_all_kernels_compile(name, dtype, masked, monkeypatch, tmp_path):
-    from sortattn.ops.grid.gpu import causal, launch
+    from sortattn.ops.grid import gpu
+    from sortattn.ops.grid.gpu import causal
     from sortattn.ops.grid.gpu.backward import backward
     from sortattn.ops.grid.gpu.formula import formula
     from sortattn.ops.grid.gpu.forward import forward
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     seen = set()
-    for kernel in [part for part in dir(launch) if part.endswith("_kernel")]:
-        monkeypatch.setattr(launch, kernel, Compiler(getattr(launch, kernel), seen))
+    for step in [importlib.import_module(f"{gpu.__name__}.{part.name}") for part in pkgutil.iter_modules(gpu.__path__)]:
+        for kernel in [part for part in dir(step) if part.endswith("_kernel")]:
+            monkeypatch.setattr(step, kernel, Compiler(getattr(step, kernel), seen))
     query, key, value = (torch.zeros(2, 64, 16, dtype=dtype) for _ in range(3))
     weight = torch.ones(2, 64) if masked else None
     kernel = resolve(name)

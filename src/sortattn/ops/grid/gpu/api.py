@@ -13,7 +13,8 @@ from .backward import backward
 from .causal_api import grid_gpu_causal_directly
 from .formula import known
 from .forward import forward
-from .launch import Grid, Layout
+from .grid import Grid
+from .layout import Layout
 from .tables import Flags, Tables
 
 

@@ -7,9 +7,15 @@ from torch import Tensor
 
 from ....kernels import AddRiesz, SidedKernel, rebuild
 from ...recorded import recorded
+from .collect import collect_rows, weighted_count
 from .forward import joined, rounds
-from .launch import Grid, prepare
+from .grid import Grid
+from .locate import locate
+from .matrix import matrix
+from .read import read
+from .slopes import derive, prepare
 from .tables import Flags, Readable, Slopes, Tables
+from .transform import transform
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ def backward(
     cotangent = _Cotangent.make(grad, out, totals, normalise)
     problems, rows, dims = query.shape
     numbers = torch.zeros(2, problems, dtype=torch.int32, device=query.device)
-    phi = grid.matrix(numbers[0])
+    phi = matrix(grid, numbers[0])
     lefts = (torch.searchsorted(grid.nodes, grid.nodes) - 1).clamp(min=0).int()
     slopes = _slopes(grid, tables, phi, numbers[0], lefts)
     by_query = torch.empty(problems, dims, rows, dtype=query.dtype, device=query.device)
@@ -74,16 +80,15 @@ def backward(
     parts = []
     for some in rounds(query):
         part = grid.some(some)
-        places = part.locate(query[some])
+        places = locate(part, query[some])
         factors, extras = _some(cotangent.factors, some), _some(cotangent.extras, some)
-        taus = part.slopes(
-            query[some], places, grad[some], slopes.some(some), factors, extras, by_query[some], wants_numbers
-        )
+        points = (query[some], places, grad[some], slopes.some(some), factors, extras)
+        taus = derive(part, *points, by_query[some], wants_numbers)
         if taus is not None:
             by_bandwidth[some] += taus
-        left = part.collect(places, cotangent.rows[some], numbers[1, some])
+        left = collect_rows(part, places, cotangent.rows[some], numbers[1, some])
         if normalise:
-            counts = part.weighted_count(places, cotangent.weights[some])
+            counts = weighted_count(part, places, cotangent.weights[some])
         else:
             counts = torch.zeros(left.shape[:3], device=left.device)
         parts.append((left, counts))
@@ -91,7 +96,7 @@ def backward(
     turned = Tables(left, counts, counts, numbers[1], rows, weighted=True)
     factor = cotangent.reference
 
-    readable = grid.transform(turned, phi, numbers[0], changes=grid.changes, transposed=True, factor=factor)
+    readable = transform(grid, turned, phi, numbers[0], changes=grid.changes, transposed=True, factor=factor)
     slopes = _slopes(grid, turned, phi, numbers[0], lefts, transposed=True, factor=factor)
     by_key = torch.empty(problems, dims, key.shape[1], dtype=key.dtype, device=key.device)
     by_value = torch.empty_like(value)
@@ -102,10 +107,18 @@ def backward(
     shared = Flags(flags.shared, flags.shared, 1)
     for some in rounds(key):
         part = grid.some(some)
-        places = part.locate(key[some], _some(weight, some))
-        part.read(places, readable.some(some), shared.some(some), by_value[some], None, False)
-        taus = part.slopes(
-            key[some], places, value[some], slopes.some(some), None, _some(extras, some), by_key[some], wants_numbers
+        places = locate(part, key[some], _some(weight, some))
+        read(part, places, readable.some(some), shared.some(some), by_value[some], None, False)
+        taus = derive(
+            part,
+            key[some],
+            places,
+            value[some],
+            slopes.some(some),
+            None,
+            _some(extras, some),
+            by_key[some],
+            wants_numbers,
         )
         if taus is not None:
             by_bandwidth[some] += taus
@@ -131,7 +144,7 @@ def _slopes(
     factor: Tensor | None = None,
 ) -> Slopes:
     def readable(changes: bool) -> Readable:
-        return grid.transform(tables, phi, largest, changes=changes, transposed=transposed, factor=factor)
+        return transform(grid, tables, phi, largest, changes=changes, transposed=transposed, factor=factor)
 
     changes = readable(True)
     return Slopes(changes, readable(False) if grid.formula.exponential else changes, lefts)

@@ -6,9 +6,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .collect import count_ramps
 from .formula import Formula
-from .launch import Grid, plan
+from .grid import Grid
+from .locate import locate
+from .matrix import matrix
+from .near import sum_near
+from .plan import plan
+from .read import read
 from .tables import Flags, Places, Readable
+from .walk import levels, walk_chunks
 
 # points of a chunk: more take longer by pairs, fewer by tables
 CHUNK = 256
@@ -44,31 +51,31 @@ def forward(
     row_flags, shared, phi_largest = numbers.split([problems * group, problems, problems])
     flags = Flags(row_flags, shared, group)
     grid = plan(query, key, weight, bandwidth, kernel, count, flags)
-    phi = grid.matrix(phi_largest)
+    phi = matrix(grid, phi_largest)
     out = torch.empty(problems, rows, channels, dtype=value.dtype, device=value.device)
     totals = torch.empty(problems, rows, device=query.device)
     for some in rounds(problems, workspace(grid, value, rows), query, key, value):
         part, counted = grid.some(some), None if weight is None else weight[some]
-        places = part.locate(key[some], counted, lines=True)
-        table, unscale = part.walk(places, value[some], phi[some], phi_largest[some], CHUNK, part.changes)
+        places = locate(part, key[some], counted, lines=True)
+        table, unscale = walk_chunks(part, places, value[some], phi[some], phi_largest[some], CHUNK, part.changes)
         normaliser = _levels(part, places, counted, phi[some])
-        places, lines = part.locate(query[some], lines=True), places.lines
-        near = part.near(query[some], key[some], places.lines, lines, value[some], counted, group, CHUNK)
+        places, lines = locate(part, query[some], lines=True), places.lines
+        near = sum_near(part, query[some], key[some], places.lines, lines, value[some], counted, group, CHUNK)
         readable = Readable(table, table, normaliser, unscale)
-        part.read(places, readable, flags.some(some), out[some], totals[some], normalise, near)
+        read(part, places, readable, flags.some(some), out[some], totals[some], normalise, near)
     return Result(out, totals, grid, flags)
 
 
 def _levels(grid: Grid, places: Places, weight: Tensor | None, phi: Tensor) -> Tensor:
     """What the weights of the keys before every chunk give at the nodes."""
-    counts = grid.count(places.first, CHUNK)
-    seconds = grid.count(places.second, CHUNK) if grid.formula.exponential else counts
+    counts = count_ramps(grid, places.first, CHUNK)
+    seconds = count_ramps(grid, places.second, CHUNK) if grid.formula.exponential else counts
     whole = None
     if weight is not None:
         short = -weight.shape[1] % CHUNK
         own = torch.nn.functional.pad(weight.float(), (0, short)).unflatten(1, (-1, CHUNK)).sum(2)
         whole = (own.cumsum(1) - own).T.contiguous()
-    return grid.levels(counts, seconds, whole, phi, CHUNK, grid.changes)
+    return levels(grid, counts, seconds, whole, phi, CHUNK, grid.changes)
 
 
 def workspace(grid: Grid, value: Tensor, rows: int) -> int:

@@ -15,7 +15,9 @@ from ..causal import grid_causal_backward
 from .causal import forward
 from .causal_backward import backward
 from .formula import known
-from .launch import Grid, Layout
+from .grid import Grid
+from .layout import Layout
+from .matrix import matrix
 
 
 def _forward(
@@ -112,7 +114,7 @@ def _(grad, query, key, value, weight, bandwidth, parameters, *rest):
 def _extra(grid: Grid, nodes: Tensor, kernel: SidedKernel) -> Tensor:
     """The correction of the kernel between nodes: what the kernels on the GPU have there, less its definition."""
     count = nodes.shape[2]
-    phi = grid.matrix(torch.zeros(grid.problems, dtype=torch.int32, device=nodes.device))[..., :count, :count]
+    phi = matrix(grid, torch.zeros(grid.problems, dtype=torch.int32, device=nodes.device))[..., :count, :count]
     tau = grid.bandwidth[:, None, None, None]
     phi = phi - kernel.univariate((nodes[..., :, None] - nodes[..., None, :]) / tau)
     if isinstance(kernel, AddRiesz):

@@ -9,8 +9,14 @@ from torch import Tensor
 from ....normalise import reciprocal, through_quotient
 from ...tiled.api import tiled_sum_backward
 from .causal import CHUNK, rounds, workspace
-from .launch import Causal, Grid
-from .tables import Flags, Places, Readable, Slopes
+from .collect import weighted_count
+from .grid import Grid
+from .locate import locate
+from .matrix import matrix
+from .read import read
+from .slopes import derive
+from .tables import Causal, Flags, Places, Readable, Slopes
+from .walk import walk_chunks
 
 
 def backward(
@@ -38,7 +44,7 @@ def backward(
         # the first queries see few keys and the last ones many: float16 has no room for both
         rows = rows.bfloat16()
     largest = torch.zeros(problems, dtype=torch.int32, device=query.device)
-    phi = grid.matrix(largest)
+    phi = matrix(grid, largest)
     turned = phi.mT.contiguous()
     lefts = (torch.searchsorted(grid.nodes, grid.nodes) - 1).clamp(min=0).int()
     by_query, by_key = (torch.empty(problems, dims, length, device=query.device) for _ in range(2))
@@ -47,18 +53,18 @@ def backward(
     for some in rounds(problems, 2 * workspace(grid, value, length), query, key, value):
         part = grid.some(some)
         mask = None if weight is None else weight[some]
-        queries, keys = part.locate(query[some]), part.locate(key[some], mask)
+        queries, keys = locate(part, query[some]), locate(part, key[some], mask)
         before = _Side(part, keys, value[some], phi[some], largest[some], lefts[some], False)
         behind = _Side(part, queries, rows[some], turned[some], largest[some], lefts[some], True)
         few = (None if one is None else one[some] for one in (factors, extras))
         inputs = (query[some], queries, grad[some], before.slopes(counted[some]), *few)
-        part.slopes(*inputs, by_query[some], False, CHUNK)
+        derive(part, *inputs, by_query[some], False, CHUNK)
         tables = behind.slopes(own[some])
         extra = counted[some] if normalise else None
-        part.slopes(key[some], keys, value[some], tables, None, extra, by_key[some], False, CHUNK)
+        derive(part, key[some], keys, value[some], tables, None, extra, by_key[some], False, CHUNK)
         nothing = torch.zeros(part.problems, dtype=torch.int32, device=query.device)
         causal = Causal(near[2][some], totals[some], 0, length, CHUNK, reverse=True)
-        part.read(keys, behind.readable(), Flags(nothing, nothing, 1), by_value[some], None, False, causal)
+        read(part, keys, behind.readable(), Flags(nothing, nothing, 1), by_value[some], None, False, causal)
     both = ((far.mT + close).to(query.dtype) for far, close in ((by_query, near[0]), (by_key, near[1])))
     return *both, by_value
 
@@ -75,7 +81,7 @@ class _Side:
 
     def _table(self, changes: bool) -> tuple[Tensor, Tensor]:
         if changes not in self._tables:
-            self._tables[changes] = self._grid.walk(*self._inputs, changes, self._reverse)
+            self._tables[changes] = walk_chunks(self._grid, *self._inputs, changes, self._reverse)
         return self._tables[changes]
 
     def readable(self) -> Readable:
@@ -91,7 +97,7 @@ class _Side:
 
     def _normaliser(self, weight: Tensor) -> Tensor:
         grid, count = self._grid, self._grid.layout.count
-        hats = grid.weighted_count(self._places, weight, CHUNK)
+        hats = weighted_count(grid, self._places, weight, CHUNK)
         if not grid.hats:
             # the last ramp is one everywhere
             after = torch.nn.functional.pad(hats[..., : count - 1], (0, grid.layout.padded - count + 1))

@@ -1,9 +1,16 @@
 """From points to nodes: tables of ramps times rows on tensor cores, and sums of ramps for the normaliser."""
 
+import math
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from .grid import Grid
 from .language import product, ramp
+from .layout import FAST, INTERPRETED, channel_block, count_blocks, joined_parts, split_length
+from .tables import Places
 
 
 @triton.jit
@@ -162,3 +169,91 @@ def weighted_count_kernel(
             share = ramp(place, shift)
         sums += share * row
     tl.store(table + (split * tl.num_programs(0) + line) * G + node, tl.sum(sums, 1))
+
+
+def collect_rows(grid: Grid, places: Places, rows: Tensor, largest: Tensor) -> Tensor:
+    """The table `(P, D, GP, C)` of `rows (P, N, C)`; raises `largest (P)` to its largest number."""
+    problems, length, channels = rows.shape
+    padded, block = grid.layout.padded, grid.layout.block
+    narrow = grid.layout.narrow
+    together = max(1, (256 if narrow else 64) // block)
+    wide = channel_block(channels)
+    blocks = count_blocks(grid.dims * padded // block, together) * count_blocks(channels, wide)
+    tall = 128 if narrow else 32
+    span, splits = split_length(length, blocks * problems, tall)
+    table = torch.empty(splits, problems, grid.dims, padded, channels, device=rows.device)
+    collect_kernel[(blocks, problems, splits)](
+        places.first,
+        places.second,
+        grid.shifts(),
+        rows,
+        table,
+        largest,
+        length,
+        span,
+        channels,
+        D=grid.dims,
+        G=padded,
+        BLOCK=block,
+        TOGETHER=together,
+        ROWS=tall,
+        CHANNELS=wide,
+        EVEN=length % tall == 0 and channels % wide == 0,
+        HATS=grid.hats,
+        num_warps=8 if narrow else 4,
+        num_stages=3,
+        **grid.layout.precision,
+    )
+    return joined_parts(table)
+
+
+def count_ramps(grid: Grid, places: Tensor, chunk: int = 0) -> Tensor:
+    """The sums of ramps at `places (P, D, N)`, `(P, D, GP)`; with nine bits behind the point for 16-bit tensors.
+
+    With a `chunk`, those of every chunk of so many places, `(chunks, P, D, GP)`.
+    """
+    problems, dims, length = places.shape
+    padded, block = grid.layout.padded, grid.layout.block
+    if not grid.layout.narrow:
+        ones = torch.ones(problems, length, device=places.device)
+        return _sum(grid, Places(places, places), ones, hats=False, chunk=chunk)
+    # 32 sums of 512 fit into 16 bits
+    turns, rows = 2 if INTERPRETED else 32, 64
+    if chunk:
+        turns = min(turns, max(1, chunk // rows))
+    programs = problems * dims * padded // block
+    span, splits = (chunk, math.ceil(length / chunk)) if chunk else split_length(length, programs, turns * rows)
+    table = torch.empty(splits, problems, dims, padded, device=places.device)
+    count_kernel[(problems * dims, padded // block, splits)](
+        places, table, length, span, G=padded, BLOCK=block, ROWS=rows, TURNS=turns, FAST=FAST
+    )
+    return table if chunk else joined_parts(table)
+
+
+def weighted_count(grid: Grid, places: Places, weight: Tensor, chunk: int = 0) -> Tensor:
+    """The table of one channel, `weight (P, N)` in float32; with a `chunk` those of all chunks."""
+    return _sum(grid, places, weight, grid.hats, chunk)
+
+
+def _sum(grid: Grid, places: Places, weight: Tensor, hats: bool, chunk: int = 0) -> Tensor:
+    problems = weight.shape[0]
+    padded, block = grid.layout.padded, grid.layout.block
+    span, splits = chunk, math.ceil(places.length / max(chunk, 1))
+    if not chunk:
+        span, splits = split_length(places.length, problems * grid.dims * padded // block, 1024)
+    table = torch.empty(splits, problems, grid.dims, padded, device=weight.device)
+    weighted_count_kernel[(problems * grid.dims, padded // block, splits)](
+        places.first,
+        places.second,
+        grid.shifts(),
+        weight,
+        table,
+        places.length,
+        span,
+        D=grid.dims,
+        G=padded,
+        BLOCK=block,
+        ROWS=64,
+        HATS=hats,
+    )
+    return table if chunk else joined_parts(table)

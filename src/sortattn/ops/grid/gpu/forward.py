@@ -6,9 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .collect import collect_rows, count_ramps
 from .formula import Formula
-from .launch import Grid, plan
+from .grid import Grid
+from .locate import locate
+from .matrix import matrix
+from .plan import plan
+from .read import read
 from .tables import Flags, Tables
+from .transform import transform
 
 # bytes of places that are in memory at a time; heads beyond wait for the next round
 _WORKSPACE = 512 << 20
@@ -43,14 +49,14 @@ def forward(
     flags = Flags(row_flags, shared, group)
     grid = plan(query, key, weight, bandwidth, kernel, count, flags)
     tables = collect(grid, key, value, weight, largest)
-    phi = grid.matrix(phi_largest)
-    readable = grid.transform(tables, phi, phi_largest, changes=grid.changes)
+    phi = matrix(grid, phi_largest)
+    readable = transform(grid, tables, phi, phi_largest, changes=grid.changes)
     out = torch.empty(problems, rows, value.shape[2], dtype=value.dtype, device=value.device)
     totals = torch.empty(problems, rows, device=query.device)
     for some in rounds(query):
-        places = grid.some(some).locate(query[some])
+        places = locate(grid.some(some), query[some])
         part = readable.some(some)
-        grid.some(some).read(places, part, flags.some(some), out[some], totals[some], normalise)
+        read(grid.some(some), places, part, flags.some(some), out[some], totals[some], normalise)
     return Result(out, totals, grid, tables, flags)
 
 
@@ -59,10 +65,10 @@ def collect(grid: Grid, key: Tensor, value: Tensor, weight: Tensor | None, large
     parts = []
     for some in rounds(key):
         counted = None if weight is None else weight[some]
-        places = grid.some(some).locate(key[some], counted)
-        counts = grid.count(places.first)
-        seconds = grid.count(places.second) if grid.formula.exponential else counts
-        parts.append((grid.some(some).collect(places, value[some], largest[some]), counts, seconds))
+        places = locate(grid.some(some), key[some], counted)
+        counts = count_ramps(grid, places.first)
+        seconds = count_ramps(grid, places.second) if grid.formula.exponential else counts
+        parts.append((collect_rows(grid.some(some), places, value[some], largest[some]), counts, seconds))
     rows, counts, seconds = joined(parts)
     whole = None if weight is None else weight.float().sum(1)
     return Tables(rows, counts, seconds, largest, key.shape[1], whole)

@@ -13,7 +13,7 @@ import triton.language as tl
 def ramp(place, shift):
     """`place - node` clamped to 0 ... 1, with broadcasting; `shift` is minus the node.
 
-    It is loaded, see `launch.shifts`, though it could be computed: only where everything comes from memory does Triton
+    It is loaded, see `layout.shifts`, though it could be computed: only where everything comes from memory does Triton
     make weights in those registers from which tensor cores take them; otherwise they pass through shared memory, which
     takes half as long again.
     """

@@ -1,7 +1,17 @@
 """The places of points between the nodes, `(P, N, D) -> (P, D, N)`: one search, and no exponential after it."""
 
+import math
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from .grid import Grid
+from .layout import count_blocks, power_of_two
+from .tables import Places
+
+_LOG2_E = math.log2(math.e)
 
 
 @triton.jit
@@ -71,3 +81,33 @@ def locate_kernel(
         if MASKED:
             rest = tl.where(counts, rest, 0.0)
         tl.store(seconds + out, cell.to(tl.float32) + rest, mask=here)
+
+
+def locate(grid: Grid, points: Tensor, weight: Tensor | None = None, lines: bool = False) -> Places:
+    """The places of `points (P, N, D)`; those without weight stand at the first node."""
+    problems, length, dims = points.shape
+    first = torch.empty(problems, dims, length, device=points.device)
+    second = torch.empty_like(first) if grid.formula.exponential else first
+    line = torch.empty_like(first, dtype=torch.float16 if grid.halves else torch.float32) if lines else first
+    rows, wide = 64, min(32, max(16, power_of_two(dims)))
+    locate_kernel[(count_blocks(length, rows), count_blocks(dims, wide), problems)](
+        points,
+        first if weight is None else weight,
+        grid.nodes,
+        grid.bandwidth,
+        first,
+        second,
+        line,
+        length,
+        D=dims,
+        G=grid.layout.count,
+        GP=grid.layout.padded,
+        STEPS=(grid.layout.count - 1).bit_length(),
+        ROWS=rows,
+        DIMS=wide,
+        EXPONENTIAL=grid.formula.exponential,
+        MASKED=weight is not None,
+        LINES=lines,
+        STRETCH=_LOG2_E if grid.halves and grid.formula.kind == "laplace" else 1.0,
+    )
+    return Places(first, second, line if lines else None)

@@ -2,8 +2,15 @@
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from .grid import Grid
 from .language import split_place
+from .layout import channel_block, count_blocks
+from .tables import Causal, Flags, Places, Readable
+
+# points of a block, warps, and dimensions in a row
+_BLOCK = (32, 4, 4)
 
 
 @triton.jit
@@ -110,3 +117,54 @@ def lookup_kernel(
     flag = tl.load(flags + problem * GROUP + tl.minimum(m // rows, GROUP - 1)) + tl.load(key_flags + problem)
     found = tl.where(flag > 0, float("nan"), found)
     tl.store(out + spot, found.to(out.dtype.element_ty), mask=here & has)
+
+
+def look_up(
+    grid: Grid,
+    places: Places,
+    tables: Readable,
+    flags: Flags,
+    out: Tensor,
+    totals: Tensor | None,
+    normalise: bool,
+    causal: Causal | None,
+) -> None:
+    length, channels = out.shape[1:]
+    wide = channel_block(channels)
+    tall, warps, unroll = _BLOCK
+    blocks, tiles, even = count_blocks(channels, wide), count_blocks(length, tall), length % tall == 0
+    if causal:
+        even = even and causal.offset == 0 and flags.group == 1
+        tall = min(tall, causal.chunk)
+        blocks, tiles = blocks * flags.group, causal.tiles(tall)
+    lookup_kernel[(tiles, grid.problems, blocks)](
+        places.first,
+        places.second,
+        tables.rows,
+        tables.normaliser,
+        tables.unscale,
+        flags.rows,
+        flags.shared,
+        out,
+        out if totals is None else totals,
+        causal.near if causal else out,
+        causal.totals if causal else out,
+        length,
+        length // flags.group,
+        causal.offset if causal else 0,
+        causal.first(tall) if causal else 0,
+        channels,
+        D=grid.dims,
+        GP=grid.layout.padded,
+        UNROLL=unroll if grid.dims % unroll == 0 else 1,
+        ROWS=tall,
+        CHANNELS=wide,
+        EVEN=even and channels % wide == 0,
+        GROUP=flags.group,
+        CHUNK=causal.chunk if causal else 0,
+        REVERSED=causal is not None and causal.reverse,
+        EXPONENTIAL=grid.formula.exponential,
+        NORMALISE=normalise,
+        COUNT=totals is not None,
+        num_warps=warps,
+    )

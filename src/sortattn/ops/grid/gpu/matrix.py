@@ -1,7 +1,13 @@
 """The kernel between the nodes, `Phi_gg`, with the correction of `correction`."""
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from ....kernels import RIESZ_EPSILON
+from .grid import Grid
+from .layout import INTERPRETED
 
 
 @triton.jit
@@ -142,3 +148,33 @@ def matrix_kernel(
     tl.store(phi + at * GP * GP + i * GP + j, value)
     bits = tl.abs(value).to(tl.int32, bitcast=True)
     tl.atomic_max(largest + at // D, tl.max(tl.max(bits, 1), 0))
+
+
+def matrix(grid: Grid, largest: Tensor) -> Tensor:
+    """`Phi_gg (P, D, GP, GP)`; raises `largest (P)` to its largest number."""
+    padded = grid.layout.padded
+    # small blocks fit into the registers, and more of them are far from all kinks
+    block = padded if INTERPRETED else 16
+    phi = torch.empty(grid.problems, grid.dims, padded, padded, device=grid.nodes.device)
+    matrix_kernel[(grid.problems * grid.dims, padded // block, padded // block)](
+        grid.nodes,
+        grid.stats,
+        grid.bandwidth,
+        grid.formula.numbers,
+        grid.formula.kinks,
+        phi,
+        largest,
+        grid.formula.count,
+        grid.formula.jumps,
+        RIESZ_EPSILON,
+        D=grid.dims,
+        G=grid.layout.count,
+        GP=padded,
+        BLOCK=block,
+        DECAYS=grid.formula.decays,
+        RIESZ=grid.formula.riesz,
+        BESIDE=grid.formula.beside,
+        EXPONENTIAL=grid.formula.exponential,
+        num_warps=2,
+    )
+    return phi

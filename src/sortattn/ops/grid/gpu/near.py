@@ -1,9 +1,20 @@
 """Inside a chunk of a causal call: the definition, pair by pair, with the earlier points of the same chunk."""
 
+import functools
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from ....kernels import RIESZ_EPSILON
+from .grid import Grid
+from .layout import channel_block, count_blocks, power_of_two
 from .matrix import exponential, spline
+from .tables import Causal
+
+# queries and keys of a block, warps, and dimensions in a row
+_BLOCK = (64, 64, 4, 8)
 
 
 @triton.jit
@@ -185,3 +196,72 @@ def near_kernel(
         found = tl.dot(sums, row.to(tl.float32), found, input_precision=PRECISION)
     tl.store(out + at[:, None] * channels + channel[None, :], found, mask=here[:, None] & has[None, :])
     tl.store(totals + at, total, mask=here)
+
+
+@functools.lru_cache(maxsize=64)
+def _zeros(device: torch.device) -> Tensor:
+    """What `near_kernel` begins with."""
+    return torch.zeros(16 * 64, dtype=torch.float16, device=device)
+
+
+def sum_near(
+    grid: Grid,
+    query: Tensor,
+    key: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    rows: Tensor,
+    weight: Tensor | None,
+    group: int,
+    chunk: int,
+) -> Causal:
+    """What keys `(P, N, D)` with `rows (P, N, C)` give the queries `(P, group * M, D)` of their own chunk.
+
+    `queries` and `keys` are their lines, see `locate`.
+    """
+    problems, seen, channels = rows.shape
+    length = query.shape[1] // group
+    out = torch.empty(problems, group * length, channels, device=rows.device)
+    totals = torch.empty(problems, group * length, device=rows.device)
+    found = Causal(out, totals, seen - length, seen, chunk)
+    tall, keys_together, warps, unroll = _BLOCK
+    tall = min(tall, chunk)
+    wide = channel_block(channels)
+    near_kernel[(found.tiles(tall), problems, group * count_blocks(channels, wide))](
+        query,
+        key,
+        queries,
+        keys,
+        grid.nodes,
+        grid.bandwidth,
+        rows,
+        totals if weight is None else weight,
+        grid.formula.numbers,
+        _zeros(rows.device),
+        out,
+        totals,
+        grid.formula.count,
+        RIESZ_EPSILON,
+        length,
+        seen,
+        found.offset,
+        found.first(tall),
+        channels,
+        D=grid.dims,
+        DIMS=power_of_two(grid.dims),
+        G=grid.layout.count,
+        GP=grid.layout.padded,
+        GROUP=group,
+        CHUNK=chunk,
+        ROWS=tall,
+        KEYS=keys_together,
+        UNROLL=unroll if grid.dims % unroll == 0 else 1,
+        CHANNELS=wide,
+        EVEN=seen % keys_together == 0,
+        KIND=grid.formula.kind,
+        HALF=grid.halves,
+        MASKED=weight is not None,
+        num_warps=warps,
+        **grid.layout.precision,
+    )
+    return found

@@ -1,10 +1,15 @@
 """The derivatives of what points read off the nodes, by the points and by the bandwidth."""
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from .grid import Grid
 from .language import split_place
+from .layout import channel_block, count_blocks
 from .locate import sinh_ratio
+from .tables import Places, Slopes
 
 
 @triton.jit
@@ -178,3 +183,80 @@ def prepare_kernel(
     tl.store(factors + at, factor, mask=here)
     tl.store(extras + at, -dot, mask=here)
     tl.store(weights + at, -dot * scaled, mask=here)
+
+
+def derive(
+    grid: Grid,
+    points: Tensor,
+    places: Places,
+    rows: Tensor,
+    tables: Slopes,
+    factors: Tensor | None,
+    extras: Tensor | None,
+    out: Tensor,
+    wants_bandwidth: bool,
+    chunk: int = 0,
+) -> Tensor | None:
+    """The derivatives by `points (P, N, D)`, to `out (P, D, N)`, and those by the bandwidth `(P,)`, if wanted.
+
+    They are those of what the points read off the nodes, multiplied with `rows (P, N, C)` and, for one more
+    channel, with `extras (P, N)`, all of it with `factors (P, N)`.
+    """
+    length, channels = rows.shape[1:]
+    tall, wide = min(32, chunk or 32), channel_block(channels)
+    programs = count_blocks(length, tall)
+    exponential = grid.formula.exponential
+    parts = torch.empty(grid.problems, programs, device=out.device) if wants_bandwidth and exponential else None
+    slopes_kernel[(programs, grid.problems)](
+        points,
+        places.first,
+        grid.nodes,
+        tables.lefts,
+        grid.bandwidth,
+        rows,
+        rows if factors is None else factors,
+        rows if extras is None else extras,
+        tables.changes.rows,
+        tables.levels.rows,
+        tables.changes.normaliser,
+        tables.changes.unscale,
+        tables.levels.unscale,
+        out,
+        out if parts is None else parts,
+        length,
+        channels,
+        D=grid.dims,
+        GP=grid.layout.padded,
+        ROWS=tall,
+        CHUNK=chunk,
+        CHANNELS=wide,
+        ONE=channels <= wide,
+        EXPONENTIAL=exponential,
+        FACTORS=factors is not None,
+        EXTRAS=extras is not None,
+        BANDWIDTH=parts is not None,
+        num_warps=4,
+    )
+    return None if parts is None else parts.double().sum(1).float()
+
+
+def prepare(grad: Tensor, out: Tensor, totals: Tensor, reference: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`rows (P, M, C)`, `factors`, `extras` and `weights (P, M)`, see `prepare_kernel`."""
+    problems, length, channels = grad.shape
+    rows = torch.empty_like(grad)
+    factors, extras, weights = torch.empty(3, problems, length, device=grad.device)
+    prepare_kernel[(count_blocks(length, 64), problems)](
+        grad,
+        out,
+        totals,
+        reference,
+        rows,
+        factors,
+        extras,
+        weights,
+        length,
+        channels,
+        ROWS=64,
+        CHANNELS=channel_block(channels),
+    )
+    return rows, factors, extras, weights

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from .layout import count_blocks
+
 
 @dataclass(frozen=True)
 class Places:
@@ -75,3 +77,26 @@ class Slopes:
 
     def some(self, heads: slice) -> "Slopes":
         return Slopes(self.changes.some(heads), self.levels.some(heads), self.lefts[heads])
+
+
+@dataclass(frozen=True)
+class Causal:
+    """What the keys of their own chunk give queries, `near (P, group * M, C)` and `totals (P, group * M)`.
+
+    Query m has the place `m + offset` among the `seen` keys, and sees those up to there.
+    """
+
+    near: Tensor
+    totals: Tensor
+    offset: int
+    seen: int
+    chunk: int
+    reverse: bool = False
+
+    def first(self, tall: int) -> int:
+        """The first block of `tall` places that holds a query, below zero if that one sees no key."""
+        return self.offset // tall
+
+    def tiles(self, tall: int) -> int:
+        """How many blocks of `tall` places hold all queries."""
+        return count_blocks(self.seen, tall) - self.first(tall)

@@ -1,7 +1,13 @@
 """From nodes to nodes: the tables of keys become tables that queries read, `F = Phi S`."""
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from .grid import Grid
+from .layout import channel_block, count_blocks
+from .tables import Readable, Tables
 
 
 @triton.jit
@@ -115,3 +121,53 @@ def transform_kernel(
         pair = normaliser + (at * GP + i) * 2
         tl.store(pair, level * scalar)
         tl.store(pair + 1, rise * scalar)
+
+
+def transform(
+    grid: Grid,
+    tables: Tables,
+    phi: Tensor,
+    largest: Tensor,
+    *,
+    changes: bool,
+    transposed: bool = False,
+    factor: Tensor | None = None,
+) -> Readable:
+    """What points read, from the tables and `phi`, of which the largest number is in `largest (P)`."""
+    table = tables.rows
+    channels = table.shape[3]
+    padded, block = grid.layout.padded, grid.layout.block
+    wide = channel_block(channels)
+    out = torch.empty_like(table, dtype=grid.layout.table_type)
+    base = torch.empty(grid.problems, grid.dims, channels, device=table.device)
+    normaliser = torch.empty(grid.problems, grid.dims, padded, 2, device=table.device)
+    unscale = torch.empty(grid.problems, device=table.device)
+    transform_kernel[(grid.problems * grid.dims, padded // block, count_blocks(channels, wide))](
+        table,
+        tables.counts,
+        tables.seconds,
+        tables.counts if tables.whole is None else tables.whole,
+        phi,
+        largest,
+        tables.largest,
+        tables.counts if factor is None else factor,
+        out,
+        base,
+        normaliser,
+        unscale,
+        tables.length,
+        channels,
+        D=grid.dims,
+        G=grid.layout.count,
+        GP=padded,
+        BLOCK=block,
+        CHANNELS=wide,
+        HATS=grid.hats,
+        CHANGES=changes,
+        TRANSPOSED=transposed,
+        WEIGHTED=tables.weighted,
+        MASKED=tables.whole is not None,
+        FACTOR=factor is not None,
+        SCALED=grid.layout.narrow,
+    )
+    return Readable(out, base, normaliser, unscale)

@@ -1,9 +1,19 @@
 """Along the chunks of a causal call: what all keys before a chunk have left on the nodes, ready to be read."""
 
+import math
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from .grid import Grid
 from .language import product, ramp
+from .layout import channel_block, count_blocks
+from .tables import Places
+
+# rows of the tables, keys of a block, warps and stages
+_BLOCK = (128, 128, 4, 3)
 
 
 @triton.jit
@@ -188,3 +198,96 @@ def levels_kernel(
         pair = normaliser + (line * GP + i[None, :]) * 2
         tl.store(pair, tl.dot(before, here, input_precision="tf32x3"), mask=known)
         tl.store(pair + 1, tl.dot(before, there, input_precision="tf32x3"), mask=known)
+
+
+def walk_chunks(
+    grid: Grid,
+    places: Places,
+    rows: Tensor,
+    phi: Tensor,
+    phi_largest: Tensor,
+    chunk: int,
+    changes: bool = False,
+    reverse: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """What is read in every chunk of the points before it, `(chunks, P, D, GP, C)`, and its `unscale (P)`.
+
+    In `reverse` of those behind it; `phi` is then transposed. With `changes` those of F from node to node.
+    """
+    problems, length, channels = rows.shape
+    padded, narrow = grid.layout.padded, grid.layout.narrow
+    bends, unscale = torch.empty_like(phi), torch.empty(problems, device=phi.device)
+    bends_kernel[(problems * grid.dims,)](
+        phi,
+        phi_largest,
+        torch.linalg.vector_norm(rows, math.inf, (1, 2)),
+        bends,
+        unscale,
+        length,
+        D=grid.dims,
+        G=grid.layout.count,
+        GP=padded,
+        HATS=grid.hats,
+        CHANGES=changes,
+        SCALED=narrow,
+        num_warps=8 if padded > 32 else 4,
+    )
+    # products of larger matrices, several at a time, do not fit into registers
+    together = max(1, _BLOCK[0] // padded) if padded <= 32 else 1
+    wide = channel_block(channels)
+    tall = _BLOCK[1] if narrow else 32
+    tall = min(tall, chunk)
+    chunks = math.ceil(length / chunk)
+    kind = grid.layout.table_type
+    out = torch.empty(chunks, problems, grid.dims, padded, channels, dtype=kind, device=rows.device)
+    walk_kernel[(count_blocks(grid.dims, together) * count_blocks(channels, wide), problems)](
+        places.first,
+        places.second,
+        grid.shifts(),
+        rows,
+        bends,
+        out,
+        length,
+        chunks,
+        channels,
+        D=grid.dims,
+        GP=padded,
+        TOGETHER=together,
+        CHUNK=chunk,
+        ROWS=tall,
+        CHANNELS=wide,
+        EVEN=length % tall == 0 and channels % wide == 0,
+        HATS=grid.hats,
+        REVERSED=reverse,
+        num_warps=_BLOCK[2],
+        num_stages=_BLOCK[3],
+        **grid.layout.precision,
+    )
+    return out, unscale
+
+
+def levels(
+    grid: Grid, counts: Tensor, seconds: Tensor, whole: Tensor | None, phi: Tensor, chunk: int, changes: bool = False
+) -> Tensor:
+    """The normaliser of every chunk, `(chunks, P, D, GP, 2)`."""
+    chunks, problems = counts.shape[:2]
+    padded = grid.layout.padded
+    normaliser = torch.empty(*counts.shape, 2, device=counts.device)
+    levels_kernel[(problems * grid.dims,)](
+        counts,
+        seconds,
+        counts if whole is None else whole,
+        phi,
+        normaliser,
+        chunks,
+        problems,
+        D=grid.dims,
+        G=grid.layout.count,
+        GP=padded,
+        CHUNK=chunk,
+        CHUNKS=16,
+        CHANGES=changes,
+        MASKED=whole is not None,
+        num_warps=8 if padded > 64 else 4,
+    )
+    return normaliser

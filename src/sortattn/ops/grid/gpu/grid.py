@@ -1,0 +1,57 @@
+"""The nodes of a call, and how points work with them."""
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from .formula import Formula
+from .layout import FAST, Layout, shifts
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The nodes of a call, `(P, D, GP)`, what is known of their cells `(P, D, 3, GP)`, and the bandwidth `(P,)`."""
+
+    nodes: Tensor
+    stats: Tensor
+    bandwidth: Tensor
+    layout: Layout
+    formula: Formula
+
+    @property
+    def hats(self) -> bool:
+        """Whether weights are made as such: those of exponentials do not sum to one.
+
+        And over a few dimensions what ramps leave of a large table would show where a query is far from all keys.
+        """
+        return self.formula.exponential or self.nodes.shape[1] < 16
+
+    @property
+    def halves(self) -> bool:
+        """Whether pairs of points, in causal calls, are summed in float16."""
+        return FAST and self.layout.narrow and self.formula.kind in ("riesz", "bump", "laplace")
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether points look their two nodes up: that takes as long for any number of nodes, products do not."""
+        return self.layout.padded >= 64
+
+    @property
+    def changes(self) -> bool:
+        """Whether points read the changes from node to node: by products of ramps."""
+        return not self.hats and not self.looks_up
+
+    @property
+    def problems(self) -> int:
+        return self.nodes.shape[0]
+
+    @property
+    def dims(self) -> int:
+        return self.nodes.shape[1]
+
+    def some(self, heads: slice) -> "Grid":
+        """The grid of some of the heads."""
+        return replace(self, nodes=self.nodes[heads], stats=self.stats[heads], bandwidth=self.bandwidth[heads])
+
+    def shifts(self) -> Tensor:
+        return shifts(self.layout.padded, self.nodes.device)

@@ -1,0 +1,81 @@
+"""How many nodes there are, in which types they work, and into which blocks things are cut."""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from triton.runtime.interpreter import InterpretedFunction
+
+from .language import ramp
+
+INTERPRETED = isinstance(ramp, InterpretedFunction)
+# two integers of 16 bits in one instruction
+FAST = not INTERPRETED and torch.version.hip is None
+# programs that keep a large GPU busy
+_BUSY = 528
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many nodes there are, and the types in which they work."""
+
+    count: int
+    dtype: torch.dtype
+
+    @functools.cached_property
+    def padded(self) -> int:
+        return max(16, power_of_two(self.count))
+
+    @property
+    def block(self) -> int:
+        """Nodes that are taken together."""
+        return min(self.padded, 64)
+
+    @property
+    def narrow(self) -> bool:
+        return self.dtype in (torch.float16, torch.bfloat16)
+
+    @property
+    def table_type(self) -> torch.dtype:
+        """What queries read: scaled, so that the range of bfloat16 is not needed and its missing digits are there."""
+        return torch.float16 if self.narrow else torch.float32
+
+    @property
+    def precision(self) -> dict:
+        return {"PRECISION": "tf32" if self.narrow else "tf32x3", "EMULATED": INTERPRETED}
+
+
+@functools.lru_cache(maxsize=64)
+def shifts(padded: int, device: torch.device) -> Tensor:
+    """What `ramp` adds for the nodes -1 ... G, then for 0 ... G - 1 with a last one that makes every ramp one."""
+    nodes = torch.arange(1, -padded - 1, -1, dtype=torch.float32, device=device)
+    return torch.cat([nodes, nodes[1:-2], torch.ones(1, device=device)])
+
+
+def joined_parts(table: Tensor) -> Tensor:
+    """The table of all points from those of parts."""
+    return table[0] if table.shape[0] == 1 else table.sum(0)
+
+
+def count_blocks(length: int, block: int) -> int:
+    """How many blocks hold so many things; Triton's own `cdiv` takes microseconds, some dozens of times a call."""
+    return -(-length // block)
+
+
+def power_of_two(number: int) -> int:
+    """The next power of two."""
+    return 1 << (number - 1).bit_length()
+
+
+def channel_block(channels: int) -> int:
+    """Channels of a block."""
+    return min(64, max(16, power_of_two(channels)))
+
+
+def split_length(length: int, programs: int, least: int) -> tuple[int, int]:
+    """How many points a program takes, a multiple of `least`, and how many of them take one line."""
+    splits = max(1, min(_BUSY // max(programs, 1), length // 1024))
+    span = math.ceil(math.ceil(length / splits) / least) * least
+    return span, math.ceil(length / span)
