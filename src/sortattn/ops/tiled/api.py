@@ -6,40 +6,32 @@ from torch import Tensor
 from ..batching import fold, unfold
 from ..direct import direct, shortcut
 from . import blocks, cuda
+from .inputs import TENSORS, Inputs, schema
 
 
-def _forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor | None,
-    bandwidth: Tensor | None,
-    parameters: Tensor | None,
-    tau: float,
-    kernel: str,
-    causal: bool,
-    group: int,
-    normalised: bool,
-    coarse: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(*arguments) -> tuple[Tensor, Tensor, Tensor]:
     """Kernel sums of the values `(P, M, C)`, with `normalised` divided by those of ones, zero for a query without keys.
 
-    `weight (P, N)` is zero where a key does not take part. The bandwidth is `bandwidth (P, 1, 1)`, else the number
-    `tau`. With `coarse`, for numbers that had 16 bits, products may have eleven digits. For the backward pass, and not
-    differentiable: the sums of ones, `(P, M)`, divided by `e^shift`; and that shift, for kernels with a logarithm the
-    largest one of each row, so that nothing overflows and no row vanishes, otherwise `(P, 0)`.
+    For the backward pass, and not differentiable: the sums of ones, `(P, M)`, divided by `e^shift`; and that shift, for
+    kernels with a logarithm the largest one of each row, so that nothing overflows and no row vanishes, otherwise
+    `(P, 0)`.
     """
-    way = cuda if cuda.serves(query, value, kernel) else blocks
-    return way.forward(query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group, normalised, coarse)
+    inputs = Inputs(*arguments)
+    return _way(inputs).forward(inputs)
 
 
-tiled_sum = torch.library.custom_op("sortattn::tiled_sum", _forward, mutates_args=())
+def _way(inputs: Inputs):
+    return cuda if cuda.serves(inputs.query, inputs.value, inputs.kernel) else blocks
+
+
+tiled_sum = torch.library.custom_op("sortattn::tiled_sum", _forward, mutates_args=(), schema=schema(3))
 
 
 @tiled_sum.register_fake
-def _(query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group, normalised, coarse):
-    problems, rows = query.shape[:2]
-    shifts = rows if normalised and blocks.shifted(kernel) else 0
+def _(*arguments):
+    inputs = Inputs(*arguments)
+    value, (problems, rows, _) = inputs.value, inputs.query.shape
+    shifts = rows if inputs.normalised and blocks.shifted(inputs.kernel) else 0
     return (
         value.new_empty(problems, rows, value.shape[2]),
         value.new_empty(problems, rows),
@@ -47,38 +39,21 @@ def _(query, key, value, weight, bandwidth, parameters, tau, kernel, causal, gro
     )
 
 
-def _gradients(
-    grad: Tensor,
-    rows: Tensor,
-    total: Tensor,
-    shift: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor | None,
-    bandwidth: Tensor | None,
-    parameters: Tensor | None,
-    tau: float,
-    kernel: str,
-    causal: bool,
-    group: int,
-    normalised: bool,
-    coarse: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _gradients(grad: Tensor, rows: Tensor, total: Tensor, shift: Tensor, *arguments) -> tuple[Tensor, ...]:
     """The gradients of query, key, value, bandwidth and parameters; of what is None, no number."""
-    way = cuda if cuda.serves(query, value, kernel) else blocks
-    return way.backward(
-        grad, rows, total, shift, query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group,
-        normalised, coarse,
-    )  # fmt: skip
+    inputs = Inputs(*arguments)
+    return _way(inputs).backward(grad, rows, total, shift, inputs)
 
 
-tiled_sum_backward = torch.library.custom_op("sortattn::tiled_sum_backward", _gradients, mutates_args=())
+tiled_sum_backward = torch.library.custom_op(
+    "sortattn::tiled_sum_backward", _gradients, mutates_args=(), schema=schema(5, "grad", "rows", "total", "shift")
+)
 _gradients_directly = shortcut(tiled_sum_backward, _gradients)
 
 
 @tiled_sum_backward.register_fake
-def _(grad, rows, total, shift, query, key, value, weight, bandwidth, parameters, *rest):
+def _(grad, rows, total, shift, *arguments):
+    query, key, value, _, bandwidth, parameters = arguments[:TENSORS]
     return tuple(
         query.new_empty(0) if part is None else part.new_empty(part.shape)
         for part in (query, key, value, bandwidth, parameters)
@@ -86,17 +61,17 @@ def _(grad, rows, total, shift, query, key, value, weight, bandwidth, parameters
 
 
 def _setup(ctx, inputs, output):
-    *tensors, tau, kernel, causal, group, normalised, coarse = inputs
-    ctx.save_for_backward(*output, *tensors)
-    ctx.options = tau, kernel, causal, group, normalised, coarse
+    ctx.save_for_backward(*output, *inputs[:TENSORS])
+    ctx.options = inputs[TENSORS:]
     ctx.mark_non_differentiable(*output[1:])
 
 
 def _backward(ctx, grad, *_):
-    *gradients, dtau, dparameters = _gradients_directly(grad, *ctx.saved_tensors, *ctx.options)
-    *_, bandwidth, parameters = ctx.saved_tensors
+    saved = ctx.saved_tensors
+    *gradients, dtau, dparameters = _gradients_directly(grad, *saved, *ctx.options)
+    *_, bandwidth, parameters = saved
     dtau, dparameters = None if bandwidth is None else dtau, None if parameters is None else dparameters
-    return *gradients, None, dtau, dparameters, None, None, None, None, None, None
+    return *gradients, None, dtau, dparameters, *(None,) * len(ctx.options)
 
 
 tiled_sum.register_autograd(_backward, setup_context=_setup)

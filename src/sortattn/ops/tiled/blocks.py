@@ -8,6 +8,7 @@ from torch import Tensor
 from ...kernels import KERNELS, ExponentialKernel, rebuild
 from ...normalise import reciprocal, through_quotient
 from ..recorded import recorded
+from .inputs import Inputs
 
 # numbers in the largest intermediate of a block, per dimension that autograd keeps of it in the backward pass
 _BLOCK = 1 << 22
@@ -19,22 +20,10 @@ def shifted(kernel: str) -> bool:
     return isinstance(KERNELS.get(kernel), ExponentialKernel)
 
 
-def forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor | None,
-    bandwidth: Tensor | None,
-    parameters: Tensor | None,
-    tau: float,
-    kernel: str,
-    causal: bool,
-    group: int,
-    normalised: bool,
-    coarse: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def forward(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """What `tiled_sum` returns."""
-    query, key, value = (part.detach() for part in (query, key, value))
+    query, key, value = (part.detach() for part in inputs[:3])
+    weight, bandwidth, parameters, tau, kernel, causal, group, normalised, _ = inputs[3:]
     chosen = rebuild(kernel, None if parameters is None else parameters.detach())
     logarithm = normalised and shifted(kernel)
     sums = torch.zeros(*query.shape[:2], value.shape[2], dtype=value.dtype, device=value.device)
@@ -66,31 +55,15 @@ def forward(
     return sums, total, torch.where(shift == -torch.inf, 0.0, shift)
 
 
-def backward(
-    grad: Tensor,
-    rows: Tensor,
-    total: Tensor,
-    shift: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor | None,
-    bandwidth: Tensor | None,
-    parameters: Tensor | None,
-    tau: float,
-    kernel: str,
-    causal: bool,
-    group: int,
-    normalised: bool,
-    coarse: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def backward(grad: Tensor, rows: Tensor, total: Tensor, shift: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
     """What `tiled_sum_backward` returns."""
-    inputs = tuple(None if part is None else part.detach() for part in (query, key, value, bandwidth, parameters))
+    query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group, normalised, _ = inputs
+    points = tuple(None if part is None else part.detach() for part in (query, key, value, bandwidth, parameters))
     gradients = tuple(
         query.new_empty(0) if part is None else torch.zeros_like(part, memory_format=torch.contiguous_format)
-        for part in inputs
+        for part in points
     )
-    floor = rebuild(kernel, inputs[4]).floor
+    floor = rebuild(kernel, points[4]).floor
     if normalised:
         grad, grad_total = through_quotient(grad, rows, total, floor)
     else:
@@ -101,7 +74,7 @@ def backward(
             places = ((problems, rows), (problems, columns), (problems, columns), (problems,), (slice(None),))
             leaves = [
                 None if part is None else part[place].detach().requires_grad_()
-                for part, place in zip(inputs, places, strict=True)
+                for part, place in zip(points, places, strict=True)
             ]
             seen = _seen(weight, problems, rows, columns, query, key, causal, group)
             queries, keys, values, taus, numbers = leaves

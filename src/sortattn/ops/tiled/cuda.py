@@ -18,6 +18,7 @@ from ...kernels import (
     Riesz,
     Spline,
 )
+from .inputs import TENSORS, Inputs
 
 _FORWARD, _TILED, _SURVEY, _SLOPES = (
     Path(__file__).with_name(f"{name}.cu") for name in ("forward", "tiled", "survey", "slopes")
@@ -100,21 +101,17 @@ def shared_of(entry: str, kernel: str, dtype: torch.dtype, coarse: bool) -> int:
 class _Call:
     """What every launch for the same tensors has in common; `each` is how many queries a head has."""
 
-    def __init__(self, query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group, coarse, each=None):
-        self.kernel, self.dtype, self.coarse = kernel, query.dtype, coarse
-        self.problems, self.rows, self.dims = query.shape
-        self.columns, self.channels = value.shape[1:]
+    def __init__(self, inputs: Inputs, each: int | None = None):
+        self.inputs, self.kernel, self.dtype = inputs, inputs.kernel, inputs.query.dtype
+        self.problems, self.rows, self.dims = inputs.query.shape
+        _, self.columns, self.channels = inputs.value.shape
         self.wide = max(self.dims, self.channels) > _CHUNK
-        self.group, self.each = group, each or max(self.rows // group, 1)
-        table, count = _table(kernel, parameters)
-        if table is not None:
-            table = table.to(query.dtype)
-        self.count, self.causal, self.tau = count, int(causal), tau
+        self.each = each or max(self.rows // inputs.group, 1)
+        table, self.count = _table(self.kernel, inputs.parameters, self.dtype)
         # kept, as the launches take nothing but addresses
-        self.tensors = [
-            part if part is None else part.contiguous() for part in (query, key, value, weight, bandwidth, table)
-        ]
-        self.sizes = (self.rows, self.columns, self.dims, self.channels, self.each, self.causal, count)
+        self.tensors = [part if part is None else part.contiguous() for part in (*inputs[: TENSORS - 1], table)]
+        self.causal, self.tau = int(inputs.causal), float(inputs.tau)
+        self.sizes = (self.rows, self.columns, self.dims, self.channels, self.each, self.causal, self.count)
 
     def blocks(self, rows: int) -> int:
         """How many tiles the rows of a problem make."""
@@ -122,115 +119,88 @@ class _Call:
 
     def launch(self, entry: str, rows: int, *arguments, passes: int = 1) -> None:
         """Launch a block for every tile of `rows` rows of every problem, `passes` times."""
-        kernel = kernel_of(entry, self.kernel, self.dtype, self.wide, self.coarse)
-        shared = shared_of(entry, self.kernel, self.dtype, self.coarse)
+        kernel = kernel_of(entry, self.kernel, self.dtype, self.wide, self.inputs.coarse)
+        shared = shared_of(entry, self.kernel, self.dtype, self.inputs.coarse)
         kernel((self.problems * self.blocks(rows), passes), _THREADS, *arguments, shared=shared)
 
     def survey(self) -> tuple[Tensor | None, int]:
         """What `survey.cu` finds in the inputs, and in how many slices; None if blocks look for themselves."""
-        if self.group == 1 and self.dtype == torch.float32 and max(self.rows, self.columns) <= _SHORT:
+        group = self.inputs.group
+        if group == 1 and self.dtype == torch.float32 and max(self.rows, self.columns) <= _SHORT:
             return None, 0
-        parts = self.problems * (self.group + 2)
-        each = self.rows // self.group
+        parts = self.problems * (group + 2)
+        each = self.rows // group
         numbers = max(each * self.dims, self.columns * self.dims, self.columns * self.channels)
         slices = max(1, min(-(-_LOOKING // max(parts, 1)), numbers // _LOOK))
         found = torch.empty(parts * slices, 4, dtype=torch.float32, device=self.tensors[0].device)
-        sizes = (each, self.columns, self.dims, self.channels, self.group, slices)
+        sizes = (each, self.columns, self.dims, self.channels, group, slices)
         centred = int(self.kernel in (AddLaplace.name, Laplace.name))
         survey_of(self.dtype)((parts * slices,), 256, *self.tensors[:3], found, *sizes, centred)
         return found, slices
 
 
-def _table(kernel: str, parameters: Tensor | None) -> tuple[Tensor | None, int]:
+def _table(kernel: str, parameters: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, int]:
     """The numbers of a kernel as `tiled.cu` reads them, and how many nodes or coefficients there are."""
     if kernel == Spline.name:
         nodes, *rest = Spline.pieces(parameters)
-        return torch.cat([nodes, *rest]), len(nodes)
+        return torch.cat([nodes, *rest]).to(dtype), len(nodes)
     if kernel == PolynomialExponential.name:
-        return parameters, len(parameters)
+        return parameters.to(dtype), len(parameters)
     return None, 0
 
 
-def forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor | None,
-    bandwidth: Tensor | None,
-    parameters: Tensor | None,
-    tau: float,
-    kernel: str,
-    causal: bool,
-    group: int,
-    normalised: bool,
-    coarse: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def forward(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """What `tiled_sum` returns."""
+    query = inputs.query
     with on(query.device):
-        call = _Call(query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group, coarse)
+        call = _Call(inputs)
+        shifted = inputs.normalised and call.kernel == Laplace.name
         out = query.new_empty(call.problems, call.rows, call.channels)
         total = query.new_empty(call.problems, call.rows)
-        shift = query.new_empty(call.problems, call.rows if normalised and kernel == Laplace.name else 0)
+        shift = query.new_empty(call.problems, call.rows if shifted else 0)
         found, slices = call.survey()
         call.launch(
-            "forward", call.rows, *call.tensors, found, out, total, shift if shift.numel() else None,
-            *call.sizes, int(normalised), slices, float(tau),
+            "forward", call.rows, *call.tensors, found, out, total, shift if shifted else None,
+            *call.sizes, int(inputs.normalised), slices, call.tau,
         )  # fmt: skip
     return out, total, shift
 
 
-def backward(
-    grad: Tensor,
-    rows: Tensor,
-    total: Tensor,
-    shift: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    weight: Tensor | None,
-    bandwidth: Tensor | None,
-    parameters: Tensor | None,
-    tau: float,
-    kernel: str,
-    causal: bool,
-    group: int,
-    normalised: bool,
-    coarse: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def backward(grad: Tensor, rows: Tensor, total: Tensor, shift: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
     """What `tiled_sum_backward` returns."""
+    query, bandwidth, parameters, normalised = inputs.query, inputs.bandwidth, inputs.parameters, inputs.normalised
     with on(query.device):
-        call = _Call(query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group, coarse)
-        if call.dtype == torch.float32 and not call.wide and kernel in STEPS:
-            return _backward_by_steps(call, grad.contiguous(), rows.contiguous(), total.contiguous(), normalised)
+        call = _Call(inputs)
+        if call.dtype == torch.float32 and not call.wide and call.kernel in STEPS:
+            return _backward_by_steps(call, grad.contiguous(), rows.contiguous(), total.contiguous())
         grad, grad_total = grad.contiguous(), torch.zeros_like(total) if not normalised else torch.empty_like(total)
         if normalised:
             whole, grad = (grad, rows.contiguous(), total.contiguous()), torch.empty_like(grad)
             # a warp has a row
             grid = (-(-total.numel() // (_THREADS // 32)),)
-            quotient = kernel_of("backward_quotient", kernel, call.dtype, call.wide)
+            quotient = kernel_of("backward_quotient", call.kernel, call.dtype, call.wide)
             quotient(grid, _THREADS, *whole, grad, grad_total, total.numel(), call.channels)
-        inputs = (grad, grad_total, *call.tensors, shift if shift.numel() else None, *call.sizes, float(tau))
+        given = (grad, grad_total, *call.tensors, shift if shift.numel() else None, *call.sizes, call.tau)
         gradients = [torch.empty_like(part) for part in call.tensors[:3]]
         # per block, sums of (point - origin) gradient
         moments = [
             query.new_empty(call.problems, call.blocks(count), dtype=torch.float64)
             for count in (call.rows, call.columns)
         ]
-        call.launch("backward_query", call.rows, *inputs, gradients[0], moments[0])
-        call.launch("backward_key", call.columns, *inputs, gradients[1], gradients[2], moments[1])
+        call.launch("backward_query", call.rows, *given, gradients[0], moments[0])
+        call.launch("backward_key", call.columns, *given, gradients[1], gradients[2], moments[1])
         # Phi is a function of q / tau and k / tau: d/dtau = -(<q, d/dq> + <k, d/dk>) / tau
         grad_bandwidth = query.new_empty(0)
         if bandwidth is not None:
             moment = (moments[0].sum(1) + moments[1].sum(1)).reshape(-1, 1, 1)
             grad_bandwidth = (-moment / bandwidth).to(bandwidth.dtype)
-        grad_parameters = query.new_empty(0) if parameters is None else _table_gradient(call, inputs, parameters)
+        grad_parameters = query.new_empty(0) if parameters is None else _table_gradient(call, given, parameters)
     return *gradients, grad_bandwidth, grad_parameters
 
 
-def _backward_by_steps(
-    call: _Call, grad: Tensor, rows: Tensor, total: Tensor, normalised: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _backward_by_steps(call: _Call, grad: Tensor, rows: Tensor, total: Tensor) -> tuple[Tensor, ...]:
     query, key, value, weight, bandwidth, _ = call.tensors
+    normalised, coarse = call.inputs.normalised, call.inputs.coarse
     gradients = [torch.empty_like(part) for part in (query, key, value)]
     queries, keys = call.problems * call.rows, call.problems * call.columns
     # one behind the other, as every tensor costs time: vectors as halves, large and small ones, of queries and keys;
@@ -240,7 +210,7 @@ def _backward_by_steps(
     places = [room.data_ptr() + 4 * sum(parts[:i]) for i in range(len(parts))]
     halves, value_halves, scales, value_scales, grad_total = places
     sums = torch.empty_like(grad) if normalised else grad
-    prepare = kernel_of("prepare", call.kernel, call.dtype, False, call.coarse)
+    prepare = kernel_of("prepare", call.kernel, call.dtype, False, coarse)
     prepare(
         (-(-(queries + keys) // (_SLOPE_THREADS // 32)),), _SLOPE_THREADS, grad, rows, total, value, sums, grad_total,
         halves, scales, value_halves, value_scales, queries, keys, call.channels, int(normalised),
@@ -248,20 +218,20 @@ def _backward_by_steps(
     tiles = [call.blocks(count) for count in (call.rows, call.columns)]
     blocks = call.problems * sum(tiles)
     moments = None if bandwidth is None else query.new_empty(blocks, dtype=torch.float64)
-    slopes = kernel_of("slopes", call.kernel, call.dtype, False, call.coarse)
+    slopes = kernel_of("slopes", call.kernel, call.dtype, False, coarse)
     slopes(
         (blocks,), _SLOPE_THREADS, query, key, halves, scales, grad_total, value_halves, value_scales,
         weight, bandwidth, *gradients[:2], moments, call.problems, *call.sizes[:3], call.each, call.causal,
-        float(call.tau), shared=shared_of("slopes", call.kernel, call.dtype, call.coarse),
+        call.tau, shared=shared_of("slopes", call.kernel, call.dtype, coarse),
     )  # fmt: skip
     # the gradients of the values are kernel sums too, of keys and queries
     turned = _Call(
-        key, query, sums, weight, bandwidth, None, call.tau, call.kernel, call.causal, 1, call.coarse, each=call.each
+        call.inputs._replace(query=key, key=query, value=sums, weight=weight, bandwidth=bandwidth, group=1), call.each
     )
     found, slices = turned.survey()
     turned.launch(
         "forward_values", turned.rows, *turned.tensors, found, gradients[2], None, None, *turned.sizes, 0, slices,
-        float(call.tau),
+        call.tau,
     )  # fmt: skip
     grad_bandwidth = query.new_empty(0)
     if bandwidth is not None:
@@ -271,11 +241,11 @@ def _backward_by_steps(
     return *gradients, grad_bandwidth, query.new_empty(0)
 
 
-def _table_gradient(call: _Call, inputs: tuple, parameters: Tensor) -> Tensor:
+def _table_gradient(call: _Call, given: tuple, parameters: Tensor) -> Tensor:
     passes = call.count + 1 if call.kernel == Spline.name else call.count
     size = (passes, call.problems * call.blocks(call.rows), 2)
     moments = torch.empty(size, dtype=torch.float64, device=call.tensors[0].device)
-    call.launch("backward_table", call.rows, *inputs, moments, passes=passes)
+    call.launch("backward_table", call.rows, *given, moments, passes=passes)
     first, second = moments.sum(1).unbind(1)
     if call.kernel == Spline.name:
         first = Spline.piece_gradients(parameters.to(first), first, second)
