@@ -74,7 +74,9 @@ def groups(query: Tensor, key: Tensor, value: Tensor, terms: Terms, *, backward:
     copies = (stride > channels) * (rows + 2 * columns if backward else rows + columns) * stride
     inputs = problems * ((rows + columns) * dims + columns * channels) * size
     kept = problems * rows * (channels + 1) * size
-    return _groups(problems, lines + moments + (results + copies) * size, max(_WORKSPACE, inputs) - kept)
+    # less what is small and what an allocator adds
+    room = max(_WORKSPACE, inputs * 15 // 16) - kept
+    return _groups(problems, lines + moments + (results + copies) * size, room)
 
 
 def forward(
