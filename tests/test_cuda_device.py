@@ -179,6 +179,22 @@ def test_rows_of_hardly_any_weight_keep_their_digits(name, device):
     assert_close(actual[:, 3], wanted[:, 3], FORWARD[torch.float32])
 
 
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump"])
+def test_sorted_sums_take_no_more_memory_than_their_inputs(name, backward, device):
+    # beside inputs, output and gradients; what is less than 512 MiB is always to be had
+    points = [torch.randn(48, 16_384, 64, device=device, requires_grad=backward) for _ in range(3)]
+    gradient = torch.randn_like(points[2]) if backward else None
+    attend(name, "sorted", points, gradient)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    results = attend(name, "sorted", points, gradient)
+    inputs, outputs = (sum(part.numel() * part.element_size() for part in parts) for parts in (points, results))
+    beside = torch.cuda.max_memory_allocated() - before - outputs
+    assert beside <= inputs, f"{beside >> 20} MiB beside inputs of {inputs >> 20} MiB"
+
+
 MANY = {"tiled": Shape(((1 << 19) + 1,), 64, 64, 64, 64), "sorted": Shape((129,), 1 << 18, 1 << 18, 64, 64)}
 
 

@@ -92,8 +92,6 @@ def test_all_that_a_call_of_a_sign_sum_launches_compiles(architecture, dtype, mo
 def test_sorts_compile(architecture):
     for items in (1, 2, 4, 8, cuda._ITEMS):
         assert b"sort_runs" in cubin(cuda._SORT, (("ITEMS", items),), architecture)
-    for real in ("float", "double"):
-        assert b"arrange" in cubin(cuda._ARRANGE, (("REAL", real),), architecture)
 
 
 @pytest.mark.parametrize("name", KERNELS)

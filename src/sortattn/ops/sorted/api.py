@@ -18,7 +18,7 @@ from torch import Tensor
 from ...kernels import Terms
 from ..batching import fold, unfold
 from ..direct import direct
-from .lines import walker
+from .lines import Bandwidth, walker
 
 
 def _forward(
@@ -36,7 +36,7 @@ def _forward(
     folded: int,
     constant: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sums `(P, M, C)`, those of the weights `(P, M)`, and the argsorts of queries and keys by dimension.
+    """The sums `(P, M, C)`, those of the weights `(P, M)`, and the argsorts of queries and keys by dimension, if kept.
 
     Without `weight (P, N)` they are all one, without `bandwidth (P,)` it is `tau` for all.
     """
@@ -68,9 +68,9 @@ def _given(walk, value: Tensor, weight: Tensor | None, bandwidth: Tensor | None,
 def _(query, key, value, *_):
     problems, rows, dims = query.shape
     sums = value.new_empty(problems, rows, value.shape[2])
-    query_order = query.new_empty(problems, dims, rows, dtype=torch.int32)
-    key_order = query.new_empty(problems, dims, key.shape[1], dtype=torch.int32)
-    return sums, value.new_empty(problems, rows), query_order, key_order
+    kept = walker(query.device.type).KEEPS_ORDER
+    orders = (query.new_empty(problems, dims, n if kept else 0, dtype=torch.int32) for n in (rows, key.shape[1]))
+    return sums, value.new_empty(problems, rows), *orders
 
 
 @torch.library.custom_op("sortattn::sided_sum_backward", mutates_args=())
@@ -103,6 +103,51 @@ def sided_sum_backward(
     grad, grad_extra, query, key, value = (part.detach().contiguous() for part in parts)
     terms = Terms(nodes, below.detach(), above.detach(), rate, compact, folded, constant)
     weight, terms, bandwidth = _given(walk, value, weight, bandwidth, tau, terms)
+    given = (grad, grad_extra, query, key, value, weight, bandwidth, query_order, key_order)
+    wants = (wants_points, wants_bandwidth, wants_value, wants_terms)
+    groups = walk.groups(query, key, value, terms, backward=True)
+    if len(groups) == 1:
+        return _gradients(walk, terms, *given, *wants)
+    # coefficients are shared by all heads
+    by_head = (wants_points, wants_points, wants_value, wants_value, wants_bandwidth, False, False)
+    whole: list[Tensor] = []
+
+    def fill(some: slice) -> None:
+        found = _gradients(walk, terms, *(part[some] if isinstance(part, Tensor) else part for part in given), *wants)
+        if not whole:
+            whole.extend(
+                part.new_empty(query.shape[0], *part.shape[1:]) if apart else torch.zeros_like(part)
+                for part, apart in zip(found, by_head, strict=True)
+            )
+        for gradient, part, apart in zip(whole, found, by_head, strict=True):
+            if apart:
+                gradient[some] = part
+            else:
+                gradient += part
+
+    for some in groups:
+        fill(some)
+    return tuple(whole)
+
+
+def _gradients(
+    walk,
+    terms: Terms,
+    grad: Tensor,
+    grad_extra: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor | None,
+    bandwidth: Bandwidth,
+    query_order: Tensor,
+    key_order: Tensor,
+    wants_points: bool,
+    wants_bandwidth: bool,
+    wants_value: bool,
+    wants_terms: bool,
+) -> tuple[Tensor, ...]:
+    """The gradients of some heads, see `sided_sum_backward`."""
     queries, keys = walk.points(query, query_order), walk.points(key, key_order)
     nothing = [value.new_empty(0) for _ in range(7)]
     grad_query, grad_key, grad_value, grad_weight, grad_bandwidth, grad_below, grad_above = nothing
@@ -122,14 +167,14 @@ def sided_sum_backward(
     elif wants_value:
         grad_value, grad_weight = walk.scatter(queries, keys, grad, grad_extra, terms, bandwidth, mirrored=True)
     if wants_bandwidth:
-        grad_bandwidth = _bandwidth_gradient(query, key, grad_query, grad_key, bandwidth, bool(folded))
+        grad_bandwidth = _bandwidth_gradient(query, key, grad_query, grad_key, bandwidth, bool(terms.folded))
     if wants_terms:
-        grad_below, grad_above = torch.zeros_like(below), torch.zeros_like(above)
+        grad_below, grad_above = torch.zeros_like(terms.below), torch.zeros_like(terms.above)
         for gradient, name in ((grad_below, "below"), (grad_above, "above")):
-            if name == "above" and not rate:
+            if name == "above" and not terms.rate:
                 continue
-            for place in _unit_tables(below):
-                part = {"below": torch.zeros_like(below), "above": torch.zeros_like(above), name: place}
+            for place in _unit_tables(terms.below):
+                part = {"below": torch.zeros_like(terms.below), "above": torch.zeros_like(terms.above), name: place}
                 unit = replace(terms, **part, compact=False)
                 sums, extra = walk.scatter(keys, queries, value, weight, unit, bandwidth, mirrored=False)
                 # coefficients are on the CPU

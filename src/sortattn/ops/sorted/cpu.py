@@ -18,6 +18,8 @@ from ...kernels import Terms
 
 # weights and bandwidths are always there
 WANTS_TENSORS = True
+# argsorts take more time than room
+KEEPS_ORDER = True
 # channels that are walked together
 _WIDTHS = (64, 32, 16)
 
@@ -29,9 +31,14 @@ class Points(NamedTuple):
     order: Tensor
 
 
-def points(points: Tensor, order: Tensor) -> Points:
+def points(points: Tensor, order: Tensor | None = None) -> Points:
     """Points along their argsort."""
-    return Points(points, order)
+    return Points(points, sort(points) if order is None else order)
+
+
+def groups(query: Tensor, key: Tensor, value: Tensor, terms: Terms, *, backward: bool = False) -> list[slice]:
+    """Heads to walk at a time: all, as each needs hardly any room beside its results."""
+    return [slice(0, query.shape[0])]
 
 
 def unsorted(points: Tensor) -> Points:

@@ -14,9 +14,11 @@ from ...cuda.launch import Kernel
 from ...kernels import Terms
 from .lines import Bandwidth
 
-_WALK, _SORT, _ARRANGE = (Path(__file__).with_name(f"{name}.cu") for name in ("walk", "sort", "arrange"))
+_WALK, _SORT = (Path(__file__).with_name(f"{name}.cu") for name in ("walk", "sort"))
 # weights may be None, for ones, and a bandwidth for all heads a number
 WANTS_TENSORS = False
+# the backward pass sorts again: argsorts are as large as queries and keys, and take 1.7 ms of 28 at 16,384 points
+KEEPS_ORDER = False
 _REALS = {torch.float32: "float", torch.float64: "double"}
 # keys of a thread of a block that sorts, at most: sixteen thousand in its shared memory
 _ITEMS = 16
@@ -41,8 +43,8 @@ _RESIDENT = 24
 # less is faster (a walk of 16,384 targets takes 4.46 ms instead of 4.85 with twice the share); a compact kernel has
 # twice as much, as its runs take longer to begin
 _SHARE = 0.3
-# bytes of work space that is always to be had; otherwise it is no larger than the rows
-_WORKSPACE = 256 << 20
+# bytes of work space that is always to be had: heads of a few thousand points fill a GPU only if there are many of them
+_WORKSPACE = 512 << 20
 
 
 class Lines(NamedTuple):
@@ -52,29 +54,52 @@ class Lines(NamedTuple):
     order: Tensor
 
 
-def points(points: Tensor, order: Tensor) -> Lines:
-    """Points `(P, N, D)` along their argsort `(P, D, N)`."""
-    places = torch.empty(order.shape, dtype=points.dtype, device=order.device)
-    _, dims, count = order.shape
-    with torch.cuda.device(order.device):
-        grid = (min(math.ceil(places.numel() / 256), 1 << 20),)
-        Kernel(_ARRANGE, "arrange", (("REAL", _REALS[points.dtype]),))(
-            grid, 256, points, order, places, places.numel(), count, dims
-        )
-    return Lines(places, order)
+def points(points: Tensor, order: Tensor | None = None) -> Lines:
+    """Points `(P, N, D)` in the order of every dimension, which is not kept."""
+    return sort_lines(points)
 
 
-def sort(points: Tensor) -> Tensor:
-    """The argsort `(P, D, N)`, int32, of every dimension of `points (P, N, D)`."""
-    return sort_lines(points).order
+def groups(query: Tensor, key: Tensor, value: Tensor, terms: Terms, *, backward: bool = False) -> list[slice]:
+    """Heads to sort and walk at a time: all that is there beside inputs and results takes no more room than the inputs.
+
+    Beside what a group needs, that is the sums of a forward pass, which the output is a quotient of, or their gradient.
+    """
+    (problems, rows, dims), (_, columns, channels) = query.shape, value.shape
+    size, tracks, width = value.element_size(), _tracks(terms, False), _width(channels, value.dtype)
+    stride = math.ceil(channels / width) * width
+    lines = (rows + columns) * dims * (4 + size)
+    moments = 8 * tracks.number * _moments(tracks, max(rows, columns) if backward else columns, dims, width, stride)
+    results = (rows + columns) * dims + columns * stride if backward else rows * stride
+    # rows are copied where warps take more channels than there are
+    copies = (stride > channels) * (rows + 2 * columns if backward else rows + columns) * stride
+    inputs = problems * ((rows + columns) * dims + columns * channels) * size
+    kept = problems * rows * (channels + 1) * size
+    # less what is small and what an allocator adds
+    room = max(_WORKSPACE, inputs * 15 // 16) - kept
+    return _groups(problems, lines + moments + (results + copies) * size, room)
 
 
 def forward(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, terms: Terms, bandwidth: Bandwidth
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sums of values and of weights for all queries, and the argsorts of queries and keys, see `cpu.forward`."""
-    queries, keys = sort_lines(query), sort_lines(key)
-    return *scatter(keys, queries, value, weight, terms, bandwidth, False), queries.order, keys.order
+    """The sums of values and of weights for all queries, see `cpu.forward`, and no argsorts."""
+
+    def walk(some: slice) -> tuple[Tensor, Tensor]:
+        queries, keys = sort_lines(query[some]), sort_lines(key[some])
+        extra = None if weight is None else weight[some]
+        tau = bandwidth if isinstance(bandwidth, float) else bandwidth[some]
+        return scatter(keys, queries, value[some], extra, terms, tau, False)
+
+    several = groups(query, key, value, terms)
+    if len(several) == 1:
+        sums, total = walk(several[0])
+    else:
+        sums = value.new_empty(*query.shape[:2], value.shape[2])
+        total = value.new_empty(query.shape[:2])
+        for some in several:
+            sums[some], total[some] = walk(some)
+    nothing = (query.new_empty(query.shape[0], query.shape[2], 0, dtype=torch.int32) for _ in range(2))
+    return sums, total, *nothing
 
 
 def scatter(
@@ -138,7 +163,8 @@ def sort_lines(points: Tensor) -> Lines:
     places = torch.empty(order.shape, dtype=points.dtype, device=points.device)
     # a short line is sorted in shared memory, a long one needs room for its stretches
     short = points.dtype == torch.float32 and count <= 1024 * _ITEMS
-    for some in _groups(problems, 0 if short else 16 * count * dims, points):
+    each = 0 if short else 4 * points.element_size() * count * dims
+    for some in _groups(problems, each, max(_WORKSPACE, points.numel() * points.element_size())):
         if points.dtype == torch.float32 and points.numel():
             _launch_sort(points[some], order[some], places[some])
             continue
@@ -192,12 +218,19 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
             length *= 2
 
 
-def _groups(problems: int, size: int, rows: Tensor) -> list[slice]:
-    """As many heads at a time as the work space has room for, of `size` bytes each."""
-    together = max(1, max(_WORKSPACE, rows.numel() * rows.element_size()) // max(size, 1))
+def _groups(problems: int, size: int, room: int) -> list[slice]:
+    """As many heads at a time as there is room for, of `size` bytes each, and at least one."""
+    together = max(1, room // max(size, 1))
     # all alike, as a small one would leave the GPU half empty
     together = math.ceil(problems / math.ceil(problems / together)) if problems else 1
-    return [slice(first, min(first + together, problems)) for first in range(0, problems, together)]
+    return [slice(first, min(first + together, problems)) for first in range(0, max(problems, 1), together)]
+
+
+def _moments(tracks: "_Tracks", count: int, dims: int, width: int, stride: int) -> int:
+    """Numbers that the moments of a head take, for one track of each dimension."""
+    blocks = math.ceil(count / tracks.block)
+    places = blocks + 1 + tracks.compact * math.ceil(blocks / _GROUP)
+    return tracks.sums * (width + 1) * places * dims * (stride // width)
 
 
 class _Tracks(NamedTuple):
@@ -275,7 +308,7 @@ def _bits(flags) -> int:
 
 
 class _Walk:
-    """A sum of rows `(P, N, C)` for targets, taken some heads at a time."""
+    """A sum of rows `(P, N, C)` for targets."""
 
     def __init__(
         self,
@@ -300,25 +333,20 @@ class _Walk:
         missing = -rows.shape[2] % self.width
         return torch.nn.functional.pad(rows, (0, missing)) if missing else rows.contiguous()
 
-    def size(self, tracks: int) -> int:
-        """Numbers that the moments of a head take, of so many tracks."""
-        blocks = math.ceil(self.count / self.tracks.block)
-        places = blocks + 1 + self.tracks.compact * math.ceil(blocks / _GROUP)
-        return self.tracks.sums * (self.width + 1) * places * self.dims * self.parts * tracks
-
-    def moments(self, tracks: _Tracks, defines: Defines, heads: int, lines, rows, extra, tau) -> Tensor:
-        """Those of blocks of sources of some heads, and of all before them, see walk.cu."""
-        blocks, table = math.ceil(self.count / tracks.block), _table(tracks.tables, rows.device)
-        everything, shape = heads * tracks.number * self.dims, (tracks.number, self.count, self.dims)
-        moments = torch.empty(heads * self.size(tracks.number), dtype=torch.float64, device=rows.device)
+    def moments(self, tracks: _Tracks, defines: Defines) -> Tensor:
+        """Those of blocks of sources, and of all before them, see walk.cu."""
+        blocks, table = math.ceil(self.count / tracks.block), _table(tracks.tables, self.rows.device)
+        everything, shape = self.problems * tracks.number * self.dims, (tracks.number, self.count, self.dims)
+        size = self.problems * tracks.number * _moments(tracks, self.count, self.dims, self.width, self.stride)
+        moments = torch.empty(size, dtype=torch.float64, device=self.rows.device)
         Kernel(_WALK, "summarise", defines)(
-            (math.ceil(everything * blocks / _WARPS), self.parts), 32 * _WARPS, *lines, rows, extra, table, tau,
-            self.tau, moments, everything, *shape, self.stride, tracks.mirrored,
+            (math.ceil(everything * blocks / _WARPS), self.parts), 32 * _WARPS, *self.sources, self.rows, self.extra,
+            table, self.bandwidth, self.tau, moments, everything, *shape, self.stride, tracks.mirrored,
         )  # fmt: skip
         jobs = everything * (math.ceil(blocks / _GROUP) if tracks.compact else 1 + tracks.both)
         Kernel(_WALK, "accumulate", defines)(
-            (math.ceil(jobs / _WARPS), self.parts), 32 * _WARPS, *lines, table, tau, self.tau, moments, everything,
-            *shape, tracks.mirrored,
+            (math.ceil(jobs / _WARPS), self.parts), 32 * _WARPS, *self.sources, table, self.bandwidth, self.tau,
+            moments, everything, *shape, tracks.mirrored,
         )  # fmt: skip
         return moments
 
@@ -367,28 +395,22 @@ class _Walk:
             ordered=ordered,
         )
         outputs = (out, out_extra, others, other_extra, products)
-        groups = [slice(0, self.problems)] if whole else _groups(self.problems, 8 * self.size(tracks), self.rows)
         with torch.cuda.device(self.rows.device):
-            for some in groups:
-                for i in range(self.tracks.number) if ordered else (None,):
-                    self._run(some, i, defines, whole, length, dims, parts, outputs)
+            for i in range(self.tracks.number) if ordered else (None,):
+                self._run(i, defines, whole, length, dims, parts, outputs)
 
-    def _run(self, some, i, defines, whole, length, some_dims, some_parts, outputs) -> None:
-        """Some heads, and all their tracks or only track i."""
+    def _run(self, i, defines, whole, length, some_dims, some_parts, outputs) -> None:
+        """All tracks, or only track i."""
         tracks = self.tracks if i is None else self.tracks.only(i)
         number, flags = tracks.number, (tracks.mirrored, tracks.closed, tracks.negated)
-        heads, runs = some.stop - some.start, math.ceil(self.number / length)
-        sources, targets = ([part[some] for part in lines] for lines in (self.sources, self.targets))
-        rows, extra, tau, *outputs = (
-            None if part is None else part[some] for part in (self.rows, self.extra, self.bandwidth, *outputs)
-        )
-        table = _table(tracks.tables, rows.device)
-        moments = None if whole else self.moments(tracks, defines, heads, sources, rows, extra, tau)
+        heads, runs = self.problems, math.ceil(self.number / length)
+        table = _table(tracks.tables, self.rows.device)
+        moments = None if whole else self.moments(tracks, defines)
         for first, part in itertools.product(range(0, self.dims, some_dims), range(0, self.parts, some_parts)):
             Kernel(_WALK, "walk", defines)(
-                (heads * number * some_dims * runs, some_parts), 32, *sources, *targets, rows, extra, table, tau,
-                self.tau, moments, *outputs, heads, number, self.count, self.number, self.dims, self.stride, *flags,
-                length, first, some_dims, part,
+                (heads * number * some_dims * runs, some_parts), 32, *self.sources, *self.targets, self.rows,
+                self.extra, table, self.bandwidth, self.tau, moments, *outputs, heads, number, self.count, self.number,
+                self.dims, self.stride, *flags, length, first, some_dims, part,
             )  # fmt: skip
 
     def _runs(self, tracks: int, dims: int) -> int:

@@ -21,8 +21,16 @@ def sign_dot(query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> Tenso
     query, key, value, weight = (part.detach().contiguous() for part in (query, key, value, weight))
     tau = torch.ones(query.shape[0], dtype=torch.float64, device=query.device)
     nothing = [value.new_zeros(part.shape[:2]) for part in (value, weight)]
-    queries, keys = (walk.points(points, walk.sort(points)) for points in (query, key))
-    return walk.dot(keys, queries, value, nothing[0], weight, nothing[1], _sign_terms(), tau, False, tau)
+    products = torch.empty_like(query)
+
+    def fill(some: slice) -> None:
+        queries, keys = walk.points(query[some]), walk.points(key[some])
+        parts = (part[some] for part in (value, nothing[0], weight, nothing[1]))
+        products[some] = walk.dot(keys, queries, *parts, _sign_terms(), tau[some], False, tau[some])
+
+    for some in walk.groups(query, key, value, _sign_terms(), backward=True):
+        fill(some)
+    return products
 
 
 @sign_dot.register_fake
@@ -41,7 +49,7 @@ def sign_dot_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, w
     grad_value, grad_weight = torch.zeros_like(value), torch.zeros_like(weight)
     for d in range(query.shape[2]):
         lines = [points[..., d : d + 1].contiguous() for points in (query, key)]
-        queries, keys = (walk.points(line, walk.sort(line)) for line in lines)
+        queries, keys = (walk.points(line) for line in lines)
         factor = grad[..., d : d + 1]
         grad_value += walk.scatter(queries, keys, factor * weight, empty[1], _sign_terms(), tau, mirrored=True)[0]
         grad_weight += factor * walk.scatter(keys, queries, value, empty[0], _sign_terms(), tau, mirrored=False)[0]
