@@ -127,6 +127,19 @@ def test_a_query_that_shares_next_to_nothing_with_its_keys_keeps_its_digits(side
     compare("add_riesz", query, key, value)
 
 
+def test_the_output_may_be_changed_in_place():
+    shape = Shape((1, 2), 10, 70, 3, 8)
+    inputs, gradient = draw(shape, torch.float32), cotangent(shape, torch.float32)
+
+    def gradients(change):
+        points = leaves(*inputs)
+        output = change(sortattn.kernel_attention(*points, "add_riesz", backend="tiled"))
+        return torch.autograd.grad(output, points, gradient)
+
+    for one, other in zip(gradients(lambda x: x.mul_(2.0)), gradients(lambda x: x * 2.0), strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 3), (2, 3, 0)], ids=["no_batch", "no_queries", "no_keys"])
 def test_empty_inputs_have_gradients(shape):
     problems, rows, columns = shape

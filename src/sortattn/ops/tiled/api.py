@@ -61,9 +61,11 @@ def _(grad, rows, total, shift, *arguments):
 
 
 def _setup(ctx, inputs, output):
-    ctx.save_for_backward(*output, *inputs[:TENSORS])
+    rows, *rest = output
+    # the backward pass needs them as they are, and the output may be changed in place
+    ctx.save_for_backward(rows.clone(), *rest, *inputs[:TENSORS])
     ctx.options = inputs[TENSORS:]
-    ctx.mark_non_differentiable(*output[1:])
+    ctx.mark_non_differentiable(*rest)
 
 
 def _backward(ctx, grad, *_):

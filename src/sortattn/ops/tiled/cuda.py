@@ -132,7 +132,7 @@ class _Call:
         each = self.rows // group
         numbers = max(each * self.dims, self.columns * self.dims, self.columns * self.channels)
         slices = max(1, min(-(-_LOOKING // max(parts, 1)), numbers // _LOOK))
-        found = torch.empty(parts * slices, 4, dtype=torch.float32, device=self.tensors[0].device)
+        found = self.tensors[0].new_empty(parts * slices, 4, dtype=torch.float32)
         sizes = (each, self.columns, self.dims, self.channels, group, slices)
         centred = int(self.kernel in (AddLaplace.name, Laplace.name))
         survey_of(self.dtype)((parts * slices,), 256, *self.tensors[:3], found, *sizes, centred)
