@@ -52,10 +52,16 @@ def _kind(value) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "dtype", "masked"),
-    [("add_riesz", torch.bfloat16, False), ("add_laplace", torch.float16, True), ("add_bump", torch.float32, False)],
+    ("name", "dtype", "masked", "count"),
+    [
+        ("add_riesz", torch.bfloat16, False, 16),
+        ("add_laplace", torch.float16, True, 16),
+        ("add_bump", torch.float32, False, 16),
+        # points look their rows up
+        ("add_bump", torch.float16, False, 72),
+    ],
 )
-def test_all_kernels_compile(name, dtype, masked, monkeypatch, tmp_path):
+def test_all_kernels_compile(name, dtype, masked, count, monkeypatch, tmp_path):
     from sortattn.ops.grid import gpu
     from sortattn.ops.grid.gpu import causal
     from sortattn.ops.grid.gpu.backward import backward
@@ -70,16 +76,16 @@ def test_all_kernels_compile(name, dtype, masked, monkeypatch, tmp_path):
     query, key, value = (torch.zeros(2, 64, 16, dtype=dtype) for _ in range(3))
     weight = torch.ones(2, 64) if masked else None
     kernel = resolve(name)
-    found = forward(query, key, value, weight, torch.ones(2), formula(kernel, query.device), 16, 1, True)
+    found = forward(query, key, value, weight, torch.ones(2), formula(kernel, query.device), count, 1, True)
     # nothing has run: whatever is in memory must do for what comes between kernels
-    found.grid.nodes.copy_(torch.arange(16.0))
+    found.grid.nodes.copy_(torch.arange(float(found.grid.layout.padded)))
     state = (found.out, found.totals, found.grid, found.tables, found.flags)
     backward(value, query, key, value, weight, *state, kernel, torch.empty(0), True, True)
-    causal.forward(query, key, value, weight, torch.ones(2), formula(kernel, query.device), 16, 1, True)
+    causal.forward(query, key, value, weight, torch.ones(2), formula(kernel, query.device), count, 1, True)
     assert {key[0] for key in seen} >= {
         "nodes_kernel",
         "collect_kernel",
-        "read_kernel",
+        "lookup_kernel" if count > 64 else "read_kernel",
         "slopes_kernel",
         "near_kernel",
         "walk_kernel",

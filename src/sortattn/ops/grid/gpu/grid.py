@@ -34,7 +34,7 @@ class Grid:
     @property
     def looks_up(self) -> bool:
         """Whether points look their two nodes up: that takes as long for any number of nodes, products do not."""
-        return self.layout.padded >= 64
+        return self.layout.padded > 64
 
     @property
     def changes(self) -> bool:
