@@ -105,27 +105,34 @@ def conditions(points: Sequence[Point]) -> str:
 
 
 def save_plot(points: Sequence[Point], results: Sequence[Result], path: Path) -> None:
-    """One panel per length, a point per kernel and backend; those without an evaluation are left out."""
+    """One panel per length, a colour per kernel and a marker per backend; those without an evaluation are left out."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-    lengths = sorted({point.tokens for point in points})
-    figure = Figure(figsize=(5.0 * len(lengths), 4.0), dpi=150, layout="constrained")
+    scored = [point for point in points if quality(results, point.kernel, point.tokens) is not None]
+    lengths = sorted({point.tokens for point in scored})
+    backends = list(dict.fromkeys(point.backend for point in scored))
+    kernels = [kernel for kernel in dict.fromkeys(point.kernel for point in scored) if kernel != SOFTMAX[0]]
+    colours = {kernel: COLOURS[place % len(COLOURS)] for place, kernel in enumerate(kernels)} | {
+        SOFTMAX[0]: SOFTMAX_COLOUR
+    }
+    figure = Figure(figsize=(4.4 * len(lengths) + 1.6, 4.0), dpi=150, layout="constrained")
+    named = {}
     for axes, tokens in zip(figure.subplots(1, len(lengths), squeeze=False)[0], lengths, strict=True):
-        for place, point in enumerate(point for point in points if point.tokens == tokens):
+        for point in [point for point in scored if point.tokens == tokens]:
+            marker = MARKERS[backends.index(point.backend) % len(MARKERS)]
             value = quality(results, point.kernel, tokens)
-            if value is None:
-                continue
-            own = (point.kernel, point.backend) == SOFTMAX
-            colour = SOFTMAX_COLOUR if own else COLOURS[place % len(COLOURS)]
-            axes.plot(point.milliseconds, value, MARKERS[place % len(MARKERS)], color=colour)
-            label = f"{point.kernel} ({point.backend})"
-            axes.annotate(label, (point.milliseconds, value), xytext=(4, 3), textcoords="offset points", fontsize=7)
+            (mark,) = axes.plot(point.milliseconds, value, marker, markersize=7, color=colours[point.kernel])
+            named.setdefault(f"{point.kernel} ({point.backend})", mark)
         axes.set_xscale("log")
-        # room for the names, which stand right of their points
-        axes.margins(x=0.25)
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        low, high = axes.get_xlim()
+        axes.set_xticks([tick for tick in (5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000) if low <= tick <= high])
         axes.set_xlabel(f"milliseconds per document, {points[0].device}, {points[0].precision}")
         axes.set_ylabel("nDCG@10")
         axes.set_title(f"{tokens:,} tokens", fontsize=10)
         axes.grid(True, which="major", color="0.9")
         axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(named.values(), named.keys(), loc="outside right upper", frameon=False, fontsize=8)
     replace(path, lambda draft: figure.savefig(draft, format="png"))
