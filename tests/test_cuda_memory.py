@@ -121,6 +121,22 @@ def test_groups_of_heads_fill_the_gpu(name, length):
         assert all((some.stop - some.start) * 64 >= 3 * 132 for some in groups)
 
 
+@pytest.mark.parametrize(
+    ("problems", "rows", "columns", "dims", "channels"),
+    [(768, 4096, 77, 64, 64), (2048, 4096, 64, 16, 64), (40_000, 64, 8, 8, 64)],
+    ids=["few_keys", "few_dimensions", "many_heads"],
+)
+def test_many_queries_of_few_keys_are_not_walked_head_by_head(problems, rows, columns, dims, channels):
+    query, key, value = (
+        torch.empty(problems, n, width, device="meta")
+        for n, width in ((rows, dims), (columns, dims), (columns, channels))
+    )
+    for name in MAIN:
+        for backward in (False, True):
+            groups = cuda.groups(query, key, value, sortattn.KERNELS[name].terms(), backward=backward)
+            assert all((some.stop - some.start) * dims >= 3 * 132 for some in groups)
+
+
 def test_short_lines_are_walked_all_at_once():
     (query, key, value), _, _ = inputs_and_constants("add_bump", 48, 4096, 64, 64)
     terms = sortattn.KERNELS["add_bump"].terms()

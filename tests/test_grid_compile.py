@@ -54,7 +54,8 @@ def _kind(value) -> str:
 @pytest.mark.parametrize(
     ("name", "dtype", "masked", "count"),
     [
-        ("add_riesz", torch.bfloat16, False, 16),
+        # as many nodes as a call has by default
+        ("add_riesz", torch.bfloat16, False, 64),
         ("add_laplace", torch.float16, True, 16),
         ("add_bump", torch.float32, False, 16),
         # points look their rows up

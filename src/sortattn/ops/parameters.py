@@ -1,5 +1,7 @@
 """The numbers of a kernel where the points are."""
 
+import operator
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -8,8 +10,20 @@ from torch import Tensor
 from ..kernels import KERNELS, Kernel
 from .direct import plain
 
-# the numbers of kernels on CUDA devices, and of which tensors in which state they are a copy
-_copies: WeakKeyDictionary[Kernel, tuple[tuple, Tensor]] = WeakKeyDictionary()
+
+class _Copy(NamedTuple):
+    """The numbers of a kernel on a device, and the tensors they are a copy of, with their versions."""
+
+    tensors: tuple[Tensor, ...]
+    versions: tuple[int, ...]
+    numbers: Tensor
+
+    def holds(self, tensors: tuple[Tensor, ...], versions: tuple[int, ...]) -> bool:
+        return versions == self.versions and all(map(operator.is_, tensors, self.tensors))
+
+
+# by kernel and CUDA device
+_copies: WeakKeyDictionary[Kernel, dict[torch.device, _Copy]] = WeakKeyDictionary()
 
 
 def parameters_at(query: Tensor, kernel: Kernel) -> Tensor | None:
@@ -20,17 +34,22 @@ def parameters_at(query: Tensor, kernel: Kernel) -> Tensor | None:
     # before a look at the kernel's attributes, which not every compiler can trace
     if not query.is_cuda or not plain(query):
         return _moved(kernel, query)
-    tensors = [part for part in vars(kernel).values() if isinstance(part, Tensor)]
-    if not plain(*tensors) or any(part.requires_grad or part.is_inference() for part in tensors):
+    tensors = tuple(part for part in vars(kernel).values() if isinstance(part, Tensor))
+    if not plain(*tensors) or any(part.requires_grad or part.is_inference() or part.is_cuda for part in tensors):
         return _moved(kernel, query)
     # a copy waits for the device, and no graph can hold it: one is made as often as the tensors change
-    state = query.device, *((id(part), part._version) for part in tensors)
-    found = _copies.get(kernel)
-    if found is None or found[0] != state:
+    versions = tuple(part._version for part in tensors)
+    copies = _copies.setdefault(kernel, {})
+    found = copies.get(query.device)
+    if found is None or not found.holds(tensors, versions):
         # for calls outside of inference mode too
         with torch.inference_mode(False), torch.no_grad():
-            found = _copies[kernel] = state, _moved(kernel, query)
-    return found[1]
+            numbers = _moved(kernel, query)
+            if found is not None and found.numbers.shape == numbers.shape:
+                # graphs that were captured with it see the change
+                numbers = found.numbers.copy_(numbers)
+        found = copies[query.device] = _Copy(tensors, versions, numbers)
+    return found.numbers
 
 
 def _moved(kernel: Kernel, query: Tensor) -> Tensor | None:

@@ -105,6 +105,15 @@ def test_softmax_goes_through_the_backend_of_torch_that_the_column_names(monkeyp
     assert types == {"MEM_EFF32": "float32", "MEM_EFF16": "float16", "FLASH16": "float16", "CUDNN16": "float16"}
 
 
+def test_on_a_gpu_the_grid_is_measured_too(monkeypatch):
+    monkeypatch.setattr(methods, "_trouble", lambda *_: None)
+    for device, expected in (("cpu", []), ("cuda", ["add_laplace", "add_bump", "add_riesz"])):
+        found, _ = usable_methods(replace(SETTINGS, device=device))
+        grid = [method for method in found if method.backend == "grid"]
+        assert [method.kernel for method in grid] == expected
+        assert {method.dtype for method in grid} <= {"float16"}
+
+
 def test_methods_that_this_machine_lacks_are_left_out_with_a_reason(monkeypatch):
     monkeypatch.setattr(methods, "KERNEL_METHODS", (LINEAR, methods.Method("add_bump", "LINEAR", "linear")))
     found, reasons = usable_methods(SETTINGS)

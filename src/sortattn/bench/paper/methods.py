@@ -37,6 +37,11 @@ KERNEL_METHODS = (
     Method("add_riesz", "TILED", "tiled"),
     Method("add_riesz", "KEOPS", "keops"),
 )
+# what only some devices have
+GRID_METHODS = {
+    "cpu": (),
+    "cuda": tuple(Method(kernel, "GRID16", "grid", "float16") for kernel in ("add_laplace", "add_bump", "add_riesz")),
+}
 SOFTMAX_METHODS = {
     "cpu": (Method("softmax", "SDPA32", "sdpa"),),
     "cuda": (
@@ -54,7 +59,8 @@ def usable_methods(settings: Settings, quick: bool = False) -> tuple[list[Method
     With `quick` so is what compiles for minutes.
     """
     found, reasons = [], []
-    for method in (*KERNEL_METHODS, *SOFTMAX_METHODS[torch.device(settings.device).type]):
+    kind = torch.device(settings.device).type
+    for method in (*KERNEL_METHODS, *GRID_METHODS[kind], *SOFTMAX_METHODS[kind]):
         if quick and method.backend == "keops":
             continue
         trouble = next((text for text in (_trouble(method, one, settings) for one in PASSES) if text), None)

@@ -107,7 +107,7 @@ def conditions(points: Sequence[Point]) -> str:
 def save_plot(points: Sequence[Point], results: Sequence[Result], path: Path) -> None:
     """One panel per length, a colour per kernel and a marker per backend; those without an evaluation are left out."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import NullFormatter, ScalarFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
     scored = [point for point in points if quality(results, point.kernel, point.tokens) is not None]
     lengths = sorted({point.tokens for point in scored})
@@ -125,10 +125,9 @@ def save_plot(points: Sequence[Point], results: Sequence[Result], path: Path) ->
             (mark,) = axes.plot(point.milliseconds, value, marker, markersize=7, color=colours[point.kernel])
             named.setdefault(f"{point.kernel} ({point.backend})", mark)
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0)))
         axes.xaxis.set_major_formatter(ScalarFormatter())
         axes.xaxis.set_minor_formatter(NullFormatter())
-        low, high = axes.get_xlim()
-        axes.set_xticks([tick for tick in (5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000) if low <= tick <= high])
         axes.set_xlabel(f"milliseconds per document, {points[0].device}, {points[0].precision}")
         axes.set_ylabel("nDCG@10")
         axes.set_title(f"{tokens:,} tokens", fontsize=10)

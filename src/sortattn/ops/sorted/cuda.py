@@ -63,6 +63,7 @@ def groups(query: Tensor, key: Tensor, value: Tensor, terms: Terms, *, backward:
     """Heads to sort and walk at a time: all that is there beside inputs and results takes no more room than the inputs.
 
     Beside what a group needs, that is the sums of a forward pass, which the output is a quotient of, or their gradient.
+    Where these leave little of it, as with many queries and few keys, a group still has its share.
     """
     (problems, rows, dims), (_, columns, channels) = query.shape, value.shape
     size, tracks, width = value.element_size(), _tracks(terms, False), _width(channels, value.dtype)
@@ -75,7 +76,7 @@ def groups(query: Tensor, key: Tensor, value: Tensor, terms: Terms, *, backward:
     inputs = problems * ((rows + columns) * dims + columns * channels) * size
     kept = problems * rows * (channels + 1) * size
     # less what is small and what an allocator adds
-    room = max(_WORKSPACE, inputs * 15 // 16) - kept
+    room = max(max(_WORKSPACE, inputs * 15 // 16) - kept, _WORKSPACE // 4)
     return _groups(problems, lines + moments + (results + copies) * size, room)
 
 

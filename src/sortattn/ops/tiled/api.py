@@ -62,8 +62,9 @@ def _(grad, rows, total, shift, *arguments):
 
 def _setup(ctx, inputs, output):
     rows, *rest = output
-    # the backward pass needs them as they are, and the output may be changed in place
-    ctx.save_for_backward(rows.clone(), *rest, *inputs[:TENSORS])
+    # the derivative of a quotient needs it as it is, and the output may be changed in place
+    kept = rows.clone() if Inputs(*inputs).normalised else rows.new_empty(0)
+    ctx.save_for_backward(kept, *rest, *inputs[:TENSORS])
     ctx.options = inputs[TENSORS:]
     ctx.mark_non_differentiable(*rest)
 
