@@ -56,7 +56,6 @@ def test_causal_output_and_gradients_are_those_of_the_surrogate(name, dtype, dim
 @pytest.mark.parametrize(
     ("name", "dtype", "dims"),
     [
-        ("add_riesz", "float32", "17"),
         ("add_riesz", "float16", "17"),
         ("add_bump", "float32", "3"),
         ("add_laplace", "float32", "2"),
