@@ -5,6 +5,7 @@ What it cannot show is whether warps that run at a time disturb each other: bloc
 
 import ctypes
 import functools
+import hashlib
 import platform
 import re
 import shutil
@@ -60,16 +61,25 @@ def _library(source: Path, defines: Defines, twins: str | None) -> ctypes.CDLL:
     text = re.sub(r"extern __shared__ ([^;]*)\[\];", r"alignas(128) static \1[1 << 18];", text)
     headers = [f'#include "{Path(__file__).with_name(name)}"' for name in ("threads.h", twins) if name]
     macros = [f"#define {name} {value}" for name, value in defines]
-    folder = Path(tempfile.mkdtemp(prefix="emulated"))
-    code, library = folder / f"{source.stem}.cpp", folder / f"{source.stem}.so"
-    code.write_text("\n".join([*headers, *macros, text]))
+    return _compiled("\n".join([*headers, *macros, text]), source.stem)
+
+
+def _compiled(code: str, name: str) -> ctypes.CDLL:
+    """The library of a C++ source, kept for other processes: tests in several of them want the same ones."""
     # a product and a sum are rounded one by one, as the kernels ask where it matters
-    command = [COMPILER, "-O1", "-ffp-contract=off", "-std=c++17", "-w", "-shared", "-fPIC", "-o", library, code]
-    try:
-        subprocess.run(command, check=True)
-        return ctypes.CDLL(str(library))
-    finally:
-        shutil.rmtree(folder)
+    command = [COMPILER, "-O1", "-ffp-contract=off", "-std=c++17", "-w", "-shared", "-fPIC"]
+    headers = [Path(__file__).with_name(name).read_text() for name in ("threads.h", "tiled.h")]
+    digest = hashlib.sha256("\n".join([*command, *headers, code]).encode()).hexdigest()[:24]
+    folder = Path(__file__).with_name("__pycache__")
+    library = folder / f"{name}-{digest}.so"
+    if not library.exists():
+        folder.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as draft:
+            source, result = Path(draft) / f"{name}.cpp", Path(draft) / library.name
+            source.write_text(code)
+            subprocess.run([*command, "-o", result, source], check=True)
+            result.replace(library)
+    return ctypes.CDLL(str(library))
 
 
 def _argument(argument: Tensor | int | float | None):
