@@ -1,8 +1,9 @@
 # `make demo` and `make test` need Python 3.10 or later and nothing else: they make .venv themselves. With npm, a browser
 # is put there too, for the tests of the report.
 PYTHON ?= python3
-# options for the command, as in: make bench BENCH="-n 1024 4096 --backward"
+# options for the commands, as in: make bench BENCH="-n 1024 4096 --backward"
 BENCH ?=
+DEMO ?=
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -10,7 +11,7 @@ INSTALLED := .venv/.installed
 .PHONY: demo test lint bench report clean
 
 demo: $(INSTALLED)
-	$(BIN)/sortattn demo
+	$(BIN)/sortattn demo $(DEMO)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest --numprocesses 2
