@@ -14,7 +14,7 @@ from .locate import locate
 from .matrix import matrix
 from .read import read
 from .slopes import derive, prepare
-from .tables import Flags, Readable, Slopes, Tables
+from .tables import Flags, Output, Readable, Slopes, Tables
 from .transform import transform
 
 
@@ -108,7 +108,7 @@ def backward(
     for some in rounds(key):
         part = grid.some(some)
         places = locate(part, key[some], _some(weight, some))
-        read(part, places, readable.some(some), shared.some(some), by_value[some], None, False)
+        read(part, places, readable.some(some), Output(by_value[some], None, shared.some(some), False))
         taus = derive(
             part,
             key[some],

@@ -14,7 +14,7 @@ from .matrix import matrix
 from .near import sum_near
 from .plan import plan
 from .read import read
-from .tables import Flags, Places, Readable
+from .tables import Flags, Output, Places, Readable
 from .walk import levels, walk_chunks
 
 # points of a chunk: more take longer by pairs, fewer by tables
@@ -62,7 +62,7 @@ def forward(
         places, lines = locate(part, query[some], lines=True), places.lines
         near = sum_near(part, query[some], key[some], places.lines, lines, value[some], counted, group, CHUNK)
         readable = Readable(table, table, normaliser, unscale)
-        read(part, places, readable, flags.some(some), out[some], totals[some], normalise, near)
+        read(part, places, readable, Output(out[some], totals[some], flags.some(some), normalise, near))
     return Result(out, totals, grid, flags)
 
 

@@ -15,7 +15,7 @@ from .locate import locate
 from .matrix import matrix
 from .read import read
 from .slopes import derive
-from .tables import Causal, Flags, Places, Readable, Slopes
+from .tables import Causal, Flags, Output, Places, Readable, Slopes
 from .walk import walk_chunks
 
 
@@ -64,7 +64,7 @@ def backward(
         derive(part, key[some], keys, value[some], tables, None, extra, by_key[some], False, CHUNK)
         nothing = torch.zeros(part.problems, dtype=torch.int32, device=query.device)
         causal = Causal(near[2][some], totals[some], 0, length, CHUNK, reverse=True)
-        read(part, keys, behind.readable(), Flags(nothing, nothing, 1), by_value[some], None, False, causal)
+        read(part, keys, behind.readable(), Output(by_value[some], None, Flags(nothing, nothing, 1), False, causal))
     both = ((far.mT + close).to(query.dtype) for far, close in ((by_query, near[0]), (by_key, near[1])))
     return *both, by_value
 

@@ -13,7 +13,7 @@ from .locate import locate
 from .matrix import matrix
 from .plan import plan
 from .read import read
-from .tables import Flags, Tables
+from .tables import Flags, Output, Tables
 from .transform import transform
 
 # bytes of places that are in memory at a time; heads beyond wait for the next round
@@ -56,7 +56,7 @@ def forward(
     for some in rounds(query):
         places = locate(grid.some(some), query[some])
         part = readable.some(some)
-        read(grid.some(some), places, part, flags.some(some), out[some], totals[some], normalise)
+        read(grid.some(some), places, part, Output(out[some], totals[some], flags.some(some), normalise))
     return Result(out, totals, grid, tables, flags)
 
 

@@ -2,12 +2,10 @@
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from .grid import Grid
 from .language import split_place
-from .layout import channel_block, count_blocks
-from .tables import Causal, Flags, Places, Readable
+from .tables import Output, Places, Readable
 
 # points of a block, warps, and dimensions in a row
 _BLOCK = (32, 4, 4)
@@ -119,52 +117,21 @@ def lookup_kernel(
     tl.store(out + spot, found.to(out.dtype.element_ty), mask=here & has)
 
 
-def look_up(
-    grid: Grid,
-    places: Places,
-    tables: Readable,
-    flags: Flags,
-    out: Tensor,
-    totals: Tensor | None,
-    normalise: bool,
-    causal: Causal | None,
-) -> None:
-    length, channels = out.shape[1:]
-    wide = channel_block(channels)
+def look_up(grid: Grid, places: Places, tables: Readable, output: Output) -> None:
+    """What `read` does, for any number of nodes."""
     tall, warps, unroll = _BLOCK
-    blocks, tiles, even = count_blocks(channels, wide), count_blocks(length, tall), length % tall == 0
-    if causal:
-        even = even and causal.offset == 0 and flags.group == 1
-        tall = min(tall, causal.chunk)
-        blocks, tiles = blocks * flags.group, causal.tiles(tall)
-    lookup_kernel[(tiles, grid.problems, blocks)](
+    programs, arguments, constants = output.arranged(tall)
+    lookup_kernel[programs](
         places.first,
         places.second,
         tables.rows,
         tables.normaliser,
         tables.unscale,
-        flags.rows,
-        flags.shared,
-        out,
-        out if totals is None else totals,
-        causal.near if causal else out,
-        causal.totals if causal else out,
-        length,
-        length // flags.group,
-        causal.offset if causal else 0,
-        causal.first(tall) if causal else 0,
-        channels,
+        *arguments,
         D=grid.dims,
         GP=grid.layout.padded,
         UNROLL=unroll if grid.dims % unroll == 0 else 1,
-        ROWS=tall,
-        CHANNELS=wide,
-        EVEN=even and channels % wide == 0,
-        GROUP=flags.group,
-        CHUNK=causal.chunk if causal else 0,
-        REVERSED=causal is not None and causal.reverse,
         EXPONENTIAL=grid.formula.exponential,
-        NORMALISE=normalise,
-        COUNT=totals is not None,
         num_warps=warps,
+        **constants,
     )

@@ -2,13 +2,11 @@
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from .grid import Grid
 from .language import product, ramp, split_place
-from .layout import channel_block, count_blocks
 from .lookup import look_up
-from .tables import Causal, Flags, Places, Readable
+from .tables import Output, Places, Readable
 
 
 @triton.jit
@@ -156,44 +154,19 @@ def read_kernel(
     tl.store(spot, found.to(out.dtype.element_ty), mask=here[:, None] & has[None, :])
 
 
-def read(
-    grid: Grid,
-    places: Places,
-    tables: Readable,
-    flags: Flags,
-    out: Tensor,
-    totals: Tensor | None,
-    normalise: bool,
-    causal: Causal | None = None,
-) -> None:
-    """The sums `(P, M, C)` at the places, to `out`, and those of the weights to `totals (P, M)`."""
+def read(grid: Grid, places: Places, tables: Readable, output: Output) -> None:
+    """The sums at the places, to the output."""
     way = look_up if grid.looks_up else _multiply
-    way(grid, places, tables, flags, out, totals, normalise, causal)
+    way(grid, places, tables, output)
 
 
-def _multiply(
-    grid: Grid,
-    places: Places,
-    tables: Readable,
-    flags: Flags,
-    out: Tensor,
-    totals: Tensor | None,
-    normalise: bool,
-    causal: Causal | None,
-) -> None:
-    length, channels = out.shape[1:]
+def _multiply(grid: Grid, places: Places, tables: Readable, output: Output) -> None:
     padded, block = grid.layout.padded, grid.layout.block
-    narrow = grid.layout.narrow
     together = max(1, 64 // block)
-    wide = channel_block(channels)
-    tall = (256 if block == 64 and not grid.hats else 128) if narrow else 64
-    even = length % tall == 0 and channels % wide == 0 and grid.dims * padded // block % together == 0
-    blocks, tiles = count_blocks(channels, wide), count_blocks(length, tall)
-    if causal:
-        even = even and causal.offset == 0 and flags.group == 1
-        tall = min(tall, causal.chunk)
-        blocks, tiles = blocks * flags.group, causal.tiles(tall)
-    read_kernel[(tiles, grid.problems, blocks)](
+    tall = (256 if block == 64 and not grid.hats else 128) if grid.layout.narrow else 64
+    programs, arguments, constants = output.arranged(tall)
+    constants["EVEN"] = constants["EVEN"] and grid.dims * padded // block % together == 0
+    read_kernel[programs](
         places.first,
         places.second,
         grid.shifts(),
@@ -201,31 +174,14 @@ def _multiply(
         tables.base,
         tables.normaliser,
         tables.unscale,
-        flags.rows,
-        flags.shared,
-        out,
-        out if totals is None else totals,
-        causal.near if causal else out,
-        causal.totals if causal else out,
-        length,
-        length // flags.group,
-        causal.offset if causal else 0,
-        causal.first(tall) if causal else 0,
-        channels,
+        *arguments,
         D=grid.dims,
         GP=padded,
         BLOCK=block,
         TOGETHER=together,
-        ROWS=tall,
-        CHANNELS=wide,
-        EVEN=even,
-        GROUP=flags.group,
-        CHUNK=causal.chunk if causal else 0,
-        REVERSED=causal is not None and causal.reverse,
         HATS=grid.hats,
-        NORMALISE=normalise,
-        COUNT=totals is not None,
         num_warps=4,
         num_stages=3,
+        **constants,
         **grid.layout.precision,
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .layout import count_blocks
+from .layout import channel_block, count_blocks
 
 
 @dataclass(frozen=True)
@@ -100,3 +100,50 @@ class Causal:
     def tiles(self, tall: int) -> int:
         """How many blocks of `tall` places hold all queries."""
         return count_blocks(self.seen, tall) - self.first(tall)
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where sums at points go: `rows (P, M, C)` and, if wanted, those of the weights, `totals (P, M)`."""
+
+    rows: Tensor
+    totals: Tensor | None
+    flags: Flags
+    normalise: bool
+    causal: Causal | None = None
+
+    def arranged(self, tall: int) -> tuple[tuple[int, int, int], tuple, dict]:
+        """For a kernel that takes `tall` points at a time: its programs, its last arguments, and constants."""
+        rows, causal, group = self.rows, self.causal, self.flags.group
+        problems, length, channels = rows.shape
+        wide = channel_block(channels)
+        even = length % tall == 0 and channels % wide == 0
+        blocks, tiles = count_blocks(channels, wide), count_blocks(length, tall)
+        if causal:
+            even = even and causal.offset == 0 and group == 1
+            tall = min(tall, causal.chunk)
+            blocks, tiles = blocks * group, causal.tiles(tall)
+        arguments = (
+            self.flags.rows,
+            self.flags.shared,
+            rows,
+            rows if self.totals is None else self.totals,
+            causal.near if causal else rows,
+            causal.totals if causal else rows,
+            length,
+            length // group,
+            causal.offset if causal else 0,
+            causal.first(tall) if causal else 0,
+            channels,
+        )
+        constants = {
+            "ROWS": tall,
+            "CHANNELS": wide,
+            "EVEN": even,
+            "GROUP": group,
+            "CHUNK": causal.chunk if causal else 0,
+            "REVERSED": causal is not None and causal.reverse,
+            "NORMALISE": self.normalise,
+            "COUNT": self.totals is not None,
+        }
+        return (tiles, problems, blocks), arguments, constants
