@@ -359,6 +359,13 @@ def test_answers_that_are_known_are_used_and_asked_for_once(tmp_path):
 # what can go wrong
 
 
+def test_two_runs_in_one_folder_are_refused(tmp_path):
+    with store.alone_in(tmp_path / "run"), pytest.raises(CommandError, match="another process trains in .*run; wait"):
+        run(tmp_path / "run")
+    assert not list((tmp_path / "run").iterdir())
+    run(tmp_path / "run")
+
+
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     run(tmp_path)
     before = store.load_checkpoint(tmp_path)

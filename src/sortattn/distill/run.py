@@ -13,7 +13,7 @@ from ..errors import CommandError
 from . import parallel
 from .replay import Batch, Recorder
 from .schedule import Stage
-from .store import Losses, Row, load_checkpoint, replace, save_checkpoint
+from .store import Losses, Row, alone_in, load_checkpoint, replace, save_checkpoint
 from .training import Settings, Training, autocast
 from .work import EXPECTED, Work
 
@@ -72,7 +72,10 @@ def distill_together(pupils: Sequence[Pupil], batches: Batches, settings: Settin
     """
     settings = settings or Settings()
     total = sum(stage.steps for pupil in pupils for stage, _ in pupil.stages)
-    with progress(total) if parallel.leads() else contextlib.nullcontext(lambda text, steps: None) as advance:
+    shown = progress(total) if parallel.leads() else contextlib.nullcontext(lambda text, steps: None)
+    with contextlib.ExitStack() as stack, shown as advance:
+        for pupil in pupils if parallel.leads() else ():
+            stack.enter_context(alone_in(pupil.folder))
         runs = [_Run(pupil, settings, advance) for pupil in pupils]
         for place in range(len(pupils[0].stages)):
             for group in _groups([run for run in runs if run.has_to_learn(place)], place):

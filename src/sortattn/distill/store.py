@@ -3,7 +3,8 @@
 import csv
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
@@ -49,6 +50,31 @@ def replace(path: Path, write: Callable[[Path], None]) -> None:
         if draft.is_dir():
             shutil.rmtree(draft)
         draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keeps other processes out of the folder of a run; CommandError if one is there. A lock dies with its process."""
+    try:
+        import fcntl
+    except ImportError:
+        # Windows has no such locks
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(place)
+        raise CommandError(f"another process trains in {folder}; wait for it, or choose another folder") from error
+    except OSError:
+        # some file systems cannot lock
+        pass
+    try:
+        yield
+    finally:
+        os.close(place)
 
 
 def save_checkpoint(folder: Path, state: dict) -> None:

@@ -67,6 +67,24 @@ def test_every_stage_has_its_row_and_its_curves(teacher, student):
     assert float(points[-1]["accuracy"]) == pytest.approx(float(last["accuracy"]), abs=1e-4)
 
 
+def test_a_compiled_model_learns_the_same(teacher, tmp_path, monkeypatch):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **more: compiled(self, backend=backend, **more))
+    assert smoke("scratch", "--out", tmp_path, "--compile") == 0
+    # one for the steps; tests of the model, with batches of another size, are not compiled
+    assert len(graphs) == 1
+    plain, (losses, *_) = left_by(teacher)[0], left_by(tmp_path / "scratch-softmax")
+    assert [float(row["loss"]) for row in losses] == pytest.approx([float(row["loss"]) for row in plain], rel=1e-4)
+    # roundings may differ, so a checkpoint is continued as it was begun
+    assert smoke("scratch", "--out", tmp_path) == 2
+
+
 def test_a_copy_of_softmax_is_its_teacher_and_is_not_counted_twice(teacher, tmp_path, capsys):
     for _ in range(2):
         assert smoke("copy", teacher, "--kernel", "softmax", "gauss", "--out", tmp_path) == 0

@@ -151,7 +151,8 @@ def _scratch(session: _Session, kernel: str) -> None:
     shape = model.SMOKE if options.smoke else model.PAPER
     student = model.build(shape, kernel, options.bandwidth, options.seed, options.learn_bandwidth).to(session.device)
     steps = options.epochs * (len(session.train) // (options.batch * parallel.place()[1]))
-    found, seconds = session.run(replace(SCRATCH, steps=steps), kernel, student, Scratch(student), {})
+    about = _compiled(options, student)
+    found, seconds = session.run(replace(SCRATCH, steps=steps), kernel, student, Scratch(student), about)
     session.keep(student, kernel, SCRATCH.name, found, steps=steps, seconds=seconds)
 
 
@@ -176,10 +177,19 @@ def _end_to_end(session: _Session, kernel: str) -> None:
     teacher, student = _layerwise(session, kernel)
     stage = replace(END_TO_END, steps=session.options.end_to_end_steps)
     before = {"layerwise_steps": session.options.layerwise_steps}
-    about = {"teacher": digest(teacher), **before}
+    about = {"teacher": digest(teacher), **before, **_compiled(session.options, teacher, student)}
     found, seconds = session.run(stage, kernel, student, EndToEnd(teacher, student, logit_loss), about)
     more = {"teacher": session.teacher_accuracy, "steps": stage.steps, "seconds": seconds, **before}
     session.keep(student, kernel, stage.name, found, **more)
+
+
+def _compiled(options: Namespace, *models: nn.Module) -> dict:
+    """Has the models compiled, in place, if that was asked for; roundings are others then, so a checkpoint holds it."""
+    if not options.compile:
+        return {}
+    for one in models:
+        one.compile(dynamic=False)
+    return {"compile": True}
 
 
 WORK: dict[str, Callable[[_Session, str], object]] = {

@@ -63,6 +63,10 @@ def _add(kinds, stage: str, text: str, kernels: list[str]) -> None:
     command.add_argument(
         "--no-graphs", dest="graphs", action="store_false", help="on a GPU, do not replay steps as CUDA graphs"
     )
+    if stage in ("scratch", "end-to-end"):
+        command.add_argument(
+            "--compile", action="store_true", help="torch.compile: a minute or so at first, then faster steps on a GPU"
+        )
     command.add_argument("--out", type=Path, default=Path("sortattn-vision"), help="folder, default: %(default)s")
     command.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     command.add_argument("--threads", type=count, help="CPU threads, default: as torch chooses")

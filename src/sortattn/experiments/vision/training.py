@@ -43,7 +43,9 @@ def accuracy(model: nn.Module, images: Images, precision: str = "fp32") -> float
     """The share of images whose class has the largest logit, in per cent."""
     device = next(model.parameters()).device
     right = 0
-    with torch.autocast(device.type, PRECISIONS["bf16"], enabled=precision == "bf16"):
+    # other sizes of batches than in training would be compiled anew
+    eager = torch.compiler.set_stance("force_eager")
+    with eager, torch.autocast(device.type, PRECISIONS["bf16"], enabled=precision == "bf16"):
         for pixels, labels in zip(images.pixels.split(TEST_BATCH), images.labels.split(TEST_BATCH), strict=True):
             logits = model(pixel_values=normalised(pixels.to(device))).logits
             right += (logits.argmax(-1) == labels.to(device)).sum().item()
