@@ -18,7 +18,7 @@ def distill(teacher, data, out, *options):
 def student(out):
     from safetensors.torch import load_file
 
-    return load_file(out / "end-to-end" / "model.safetensors")
+    return load_file(out / "add_laplace" / "end-to-end" / "model.safetensors")
 
 
 def interrupt_after(monkeypatch, count):
@@ -35,13 +35,14 @@ def interrupt_after(monkeypatch, count):
 
 def test_distil_and_evaluate_to_the_end(teacher, sts, cranfield, qmsum, tmp_path, capsys):
     out = tmp_path / "run"
+    folder = out / "add_laplace"
     assert distill(teacher, qmsum, out, "--learn-bandwidth") == 0
     printed = capsys.readouterr().out
     assert "add_laplace, layerwise: loss" in printed
-    assert f"Student: {out / 'end-to-end'}" in printed
-    assert (out / "losses.png").exists()
+    assert f"Student: {folder / 'end-to-end'}" in printed
+    assert (folder / "losses.png").exists()
     tasks = ["--sts", str(sts), "--cranfield", str(cranfield), "--qmsum", str(qmsum), "--lengths", "16", "48"]
-    arguments = ["text", "eval", str(out / "end-to-end"), *tasks, "--out", str(out)]
+    arguments = ["text", "eval", str(folder / "end-to-end"), *tasks, "--out", str(out)]
     assert main(arguments) == 0
     rows = list(csv.DictReader((out / "results.csv").open()))
     assert [(row["task"], row["tokens"], row["metric"]) for row in rows] == [

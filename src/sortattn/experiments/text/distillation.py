@@ -63,12 +63,11 @@ def _distill(options: Namespace, device: str) -> None:
         except ValueError as error:
             raise CommandError(str(error)) from error
         works = [Layerwise(teacher, student), EndToEnd(teacher, student)]
-        folder = options.out / kernel if len(options.kernel) > 1 else options.out
         pupils.append(
             Pupil(
                 student,
                 list(zip(stages, works, strict=True)),
-                folder,
+                options.out / kernel,
                 {**about, "kernel": kernel},
                 finish=lambda path: tokenizer.save_pretrained(path),
             )
