@@ -17,7 +17,8 @@ def _forward(*arguments) -> tuple[Tensor, Tensor, Tensor]:
     `(P, 0)`.
     """
     inputs = Inputs(*arguments)
-    return _way(inputs).forward(inputs)
+    rows, total, shift, *_ = _way(inputs).forward(inputs)
+    return rows, total, total.new_empty(total.shape[0], 0) if shift is None else shift
 
 
 def _way(inputs: Inputs):
@@ -42,7 +43,8 @@ def _(*arguments):
 def _gradients(grad: Tensor, rows: Tensor, total: Tensor, shift: Tensor, *arguments) -> tuple[Tensor, ...]:
     """The gradients of query, key, value, bandwidth and parameters; of what is None, no number."""
     inputs = Inputs(*arguments)
-    return _way(inputs).backward(grad, rows, total, shift, inputs)
+    gradients = _way(inputs).backward(grad, rows, total, shift if shift.shape[1] else None, inputs)
+    return tuple(grad.new_empty(0) if part is None else part for part in gradients)
 
 
 tiled_sum_backward = torch.library.custom_op(

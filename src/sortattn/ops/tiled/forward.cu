@@ -500,9 +500,9 @@ inline Setting settle(const Shared &shared, Numbers numbers, int dims) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     forward(const float *query, const float *key, const float *value, const float *weight, const float *bandwidth,
-            const float *table, const Found *found, float *out, float *total_out, float *shift_out, long long rows,
-            long long columns, long long dims, long long channels, long long each, long long causal, long long count,
-            long long normalised, long long slices, double tau) {
+            const float *table, const Found *found, float *out, float *copy_out, float *total_out, float *shift_out,
+            long long rows, long long columns, long long dims, long long channels, long long each, long long causal,
+            long long count, long long normalised, long long slices, double tau) {
     Shared &shared = *reinterpret_cast<Shared *>(memory);
     unsigned tiles = (rows + OWN - 1) / OWN;
     long long p = blockIdx.x / tiles;
@@ -646,7 +646,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             factor[r] = 1;
         total[r] = (total[r] + other) * unit(setting.numbers);
     }
-    float *matrix = out + p * rows * channels, scale = unit(setting.numbers) / shared.lift;
+    float scale = unit(setting.numbers) / shared.lift;
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
         if (chunk * WIDTH >= channels) break;
@@ -679,12 +679,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) x[e] = x[e] * inverse * scale;
                 int column = chunk * WIDTH + c * 16 + 4 * place.t;
-                float *to = matrix + (long long)(first + row) * channels + column;
-                if (values.whole && column + 4 <= channels)
-                    *reinterpret_cast<float4 *>(to) = {x[0], x[1], x[2], x[3]};
-                else
-                    for (int e = 0; e < 4; ++e)
-                        if (column + e < channels) to[e] = x[e];
+                long long at = (p * rows + first + row) * channels + column;
+                auto write = [&](float *to) {
+                    if (values.whole && column + 4 <= channels)
+                        *reinterpret_cast<float4 *>(to) = {x[0], x[1], x[2], x[3]};
+                    else
+                        for (int e = 0; e < 4; ++e)
+                            if (column + e < channels) to[e] = x[e];
+                };
+                write(out + at);
+                // for the backward pass, whatever becomes of the rows
+                if (copy_out) write(copy_out + at);
             }
         }
     }
