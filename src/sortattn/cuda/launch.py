@@ -39,15 +39,20 @@ class Kernel:
         """
         if 0 in grid:
             return
-        device = _current()
+        # not torch.cuda's, which looks every time whether there is CUDA at all
+        device = torch._C._cuda_getDevice()
         handle = self._own.get(device)
         if handle is None:
             handle = self._own[device] = _handles.get((self, device)) or self._load(device)
-        words = [part if type(part) is int else _word(part) for part in arguments]
+        words = [
+            part if (kind := type(part)) is int else part.data_ptr() if kind is Tensor else _word(part)
+            for part in arguments
+        ]
         room = _room
         room.words[: len(words)] = words
         width, height, depth = (*grid, 1, 1)[:3]
-        launch = (handle, width, height, depth, block, 1, 1, shared, _stream(device), room.places, 0)
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        launch = (handle, width, height, depth, block, 1, 1, shared, stream, room.places, 0)
         # the driver itself: cuda.core's launch takes half as long again
         (error,) = _driver().cuLaunchKernel(*launch)
         if error:
@@ -94,19 +99,10 @@ _room = _Room()
 
 def on(device: torch.device) -> contextlib.AbstractContextManager:
     """A context with that device as the current one; entering torch's takes longer than the rest of a launch."""
-    return _here if device.index == _current() else torch.cuda.device(device)
+    return _here if device.index == torch._C._cuda_getDevice() else torch.cuda.device(device)
 
 
 _here = contextlib.nullcontext()
-
-
-def _current() -> int:
-    # not torch.cuda's, which looks every time whether there is CUDA at all: whoever has tensors there knows
-    return torch._C._cuda_getDevice()
-
-
-def _stream(device: int) -> int:
-    return torch._C._cuda_getCurrentRawStream(device)
 
 
 @functools.cache
