@@ -111,6 +111,17 @@ def test_every_path_of_the_backward_kernels_computes_the_definition(name):
     compare_gradients(name, inputs, gradient)
 
 
+@pytest.mark.parametrize("rows", [65, 90], ids=lambda rows: f"N{rows}")
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump"])
+def test_the_last_tile_of_a_sequence_may_be_short(name, rows):
+    shape = Shape((1,), rows, rows, 9, 8)
+    case, inputs, gradient = CASES[name], draw(shape, torch.float32), cotangent(shape, torch.float32)
+    check(define(case, inputs, gradient), case, inputs, gradient, backend="tiled")
+    # ties at the kinks of a kernel
+    inputs = [*((part * 4).round() / 4 for part in inputs[:2]), inputs[2]]
+    check(define(case, inputs, gradient), case, inputs, gradient, backend="tiled")
+
+
 @pytest.mark.parametrize("name", ["add_riesz", "add_bump"])
 def test_what_tensor_cores_cut_off_costs_no_digits(name):
     # in one dimension some queries have hardly any weight, and dS in a tile is of very different sizes
