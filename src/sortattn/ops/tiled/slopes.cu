@@ -13,8 +13,8 @@
 // 2^-14 cost a sum digits, 256 two of 25. Larger steps would leave no room in 16 bits for 64 ranks.
 //
 // Set by cuda.py: NUMBER (float), KERNEL (a name of Kind), SHARED (bytes), BLOCKS (at least, on a multiprocessor),
-// EPSILON (of the Riesz kernels), COARSE (1 for inputs of 16 bits: of two halves the large ones alone), SLICE (rows that
-// a block prepares).
+// EPSILON (of the Riesz kernels), COARSE (1 for inputs of 16 bits: of two halves the large ones alone), SLICE (rows
+// that a block prepares).
 
 #include "kinds.cu"
 
@@ -452,9 +452,8 @@ struct Lane {
 };
 
 // what S times 16 other rows from `start` on add to four own rows in 16 dimensions
-template <int S>
-inline void add_steps(const Weights (&all)[2][32], int start, const unsigned (&rank)[4],
-                      const unsigned (&place)[STEPS + FACTORS_OF][S][4], float (&sums)[SUMS][4][4]) {
+template <int S> inline void add_steps(const Weights (&all)[2][32], int start, const unsigned (&rank)[4],
+                                       const unsigned (&place)[STEPS + FACTORS_OF][S][4], float (&sums)[SUMS][4][4]) {
     auto steps_at = [&](int i, const unsigned (&at)[4], unsigned (&steps)[4]) {
         steps[0] = steps_of<false>(rank[i], at[0]), steps[1] = steps_of<true>(rank[i], at[1]);
         steps[2] = steps_of<false>(rank[i], at[2]), steps[3] = steps_of<true>(rank[i], at[3]);
