@@ -151,6 +151,39 @@ def test_the_output_may_be_changed_in_place():
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda dtype: str(dtype)[6:])
+def test_an_ordinary_call_is_one_node_of_autograd(dtype):
+    points = leaves(*draw(Shape((2, 2), 5, 7, 3, 4), dtype))
+    output = sortattn.kernel_attention(*points, "add_bump", backend="tiled")
+    before = [node.variable for node, _ in output.grad_fn.next_functions[:3]]
+    assert all(one is other for one, other in zip(before, points, strict=True))
+    assert output.shape == (2, 2, 5, 4)
+
+
+def test_a_second_derivative_of_an_ordinary_call_is_refused():
+    points = leaves(*draw(Shape((2, 2), 5, 7, 3, 4), torch.float32))
+    output = sortattn.kernel_attention(*points, "add_bump", backend="tiled")
+    gradients = torch.autograd.grad(output.sum(), points, create_graph=True)
+    assert [part.shape for part in gradients] == [part.shape for part in points]
+    with pytest.raises(RuntimeError, match="no autograd formula"):
+        torch.autograd.grad(gradients[0].sum(), points)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"query": None}, {"key": torch.zeros(2, 7, 4)}, {"key": torch.zeros(3)}, {"value": torch.zeros(2, 6, 4)},
+        {"value": torch.zeros(2, 7, 4, dtype=torch.float64)}, {"query": torch.zeros(2, 5, 3, dtype=torch.int32)},
+        {"bandwidth": -1.0}, {"bandwidth": True}, {"key_mask": torch.ones(5, 7, dtype=torch.bool)},
+    ],
+    ids=["no_query", "key_width", "key_vector", "value_rows", "mixed", "integer", "negative", "bool", "mask"],
+)  # fmt: skip
+def test_wrong_use_is_an_error_here_too(change):
+    call = {"query": torch.zeros(2, 5, 3), "key": torch.zeros(2, 7, 3), "value": torch.zeros(2, 7, 4)} | change
+    with pytest.raises((ValueError, TypeError)):
+        sortattn.kernel_attention(**call, kernel="add_bump", backend="tiled")
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 3), (2, 3, 0)], ids=["no_batch", "no_queries", "no_keys"])
 def test_empty_inputs_have_gradients(shape):
     problems, rows, columns = shape
