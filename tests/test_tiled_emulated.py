@@ -20,15 +20,12 @@ NAMES = [
 ]  # fmt: skip
 
 
-KERNEL_OF = cuda.kernel_of
-
-
-def emulated(find, *more):
-    """The kernels that `find` finds, for the CPU; with `more` defined."""
+def emulated(find):
+    """The kernels that `find` finds, for the CPU."""
 
     def found(*key):
         kernel = find(*key)
-        return EmulatedKernel(kernel.source, kernel.entry, (*kernel.defines, *more), "tiled.h")
+        return EmulatedKernel(kernel.source, kernel.entry, kernel.defines, "tiled.h")
 
     return found
 
@@ -206,14 +203,6 @@ def test_rounding_does_not_choose_the_side_of_a_step():
         gradients.append(torch.autograd.grad(output.square().sum(), points))
     for got, wanted in zip(*gradients, strict=True):
         assert (got - wanted).norm() < 1e-5 * wanted.norm()
-
-
-def test_devices_before_hopper_make_steps_of_halves(monkeypatch):
-    monkeypatch.setattr(cuda, "kernel_of", emulated(KERNEL_OF, ("__CUDA_ARCH__", 800)))
-    shape = Shape((1,), 20, 70, 9, 8)
-    inputs = draw(shape, torch.float32)
-    coarse = [*((part * 4).round() / 4 for part in inputs[:2]), inputs[2]]
-    compare_gradients("add_bump", coarse, cotangent(shape, torch.float32))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=lambda dtype: str(dtype)[6:])

@@ -69,9 +69,13 @@ def _setup(ctx, inputs, output):
     ctx.save_for_backward(kept, *rest, *inputs[:TENSORS])
     ctx.options = inputs[TENSORS:]
     ctx.mark_non_differentiable(*rest)
+    # zeros for them would be made at every backward pass
+    ctx.set_materialize_grads(False)
 
 
 def _backward(ctx, grad, *_):
+    if grad is None:
+        return (None,) * (TENSORS + len(ctx.options))
     saved = ctx.saved_tensors
     *gradients, dtau, dparameters = _gradients_directly(grad, *saved, *ctx.options)
     *_, bandwidth, parameters = saved

@@ -8,10 +8,6 @@
 // tensor cores; the other is dS, a large and a small half in columns side by side, so that the product has the digits
 // of float32. The same call has the same bits.
 //
-// From Hopper on, steps alone are integers instead, 0, 128 or 256, which tensor cores read as halves, 0, 2^-17, 2^-16:
-// one instruction for two as well, but half precision is on their own pipe. Tensor cores do not normalise: halves below
-// 2^-14 cost a sum digits, 256 two of 25. Larger steps would leave no room in 16 bits for 64 ranks.
-//
 // Set by cuda.py: NUMBER (float), KERNEL (a name of Kind), SHARED (bytes), BLOCKS (at least, on a multiprocessor),
 // EPSILON (of the Riesz kernels), COARSE (1 for inputs of 16 bits: of two halves the large ones alone), SLICE (rows
 // that a block prepares).
@@ -20,22 +16,6 @@
 
 // whether slopes are steps times e^-|s - t|, in factors
 constexpr bool DECAY = KIND == ADD_LAPLACE;
-// two sums of integers, not below zero and not above a whole step; what has no such instruction never asks
-constexpr int HALF_STEP = 128;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr bool WHOLE = false;
-unsigned add_integers(unsigned one, unsigned other);
-#else
-constexpr bool WHOLE = !DECAY;
-inline unsigned add_integers(unsigned one, unsigned other) {
-    unsigned sums;
-    asm("{.reg .b32 sum; add.s16x2 sum, %1, %2; min.relu.s16x2 %0, sum, %3;}"
-        : "=r"(sums)
-        : "r"(one), "r"(other), "r"(2 * HALF_STEP * 0x10001));
-    return sums;
-}
-#endif
-constexpr float STEP_SCALE = WHOLE ? 0x1p16f : 1.0f;
 constexpr int THREADS = 256, OWN = 64, OTHER = DECAY && !COARSE ? 32 : 64, WIDTH = 64;
 // words of a row of halves in global memory, large ones and then small ones, and in a tile
 constexpr int PACKED = WIDTH, PACKED_STRIDE = PACKED + 16;
@@ -103,9 +83,7 @@ inline unsigned add_halves(unsigned one, unsigned other) {
 }
 // two steps: of one own coordinate, the first or the second of a pair, and two others
 template <bool SECOND> inline unsigned steps_of(unsigned pair, unsigned others) {
-    unsigned own = __byte_perm(pair, 0, SECOND ? 0x3232 : 0x1010);
-    if constexpr (WHOLE) return add_integers(own, others);
-    return add_halves(own, others);
+    return add_halves(__byte_perm(pair, 0, SECOND ? 0x3232 : 0x1010), others);
 }
 // halves from `x` up to 2 x, of which there are 1024: x, and so many of these steps more
 constexpr unsigned HALF_512 = 0x6000, HALF_513 = 0x6002, MINUS_TWO = 0xc000c000;
@@ -277,11 +255,9 @@ template <int STEP> inline void find_places(Shared &shared, const Numbers &numbe
                 both[e] = unsigned(found[k + e]) / BYTES * 2 + (level<STEP>(own, other, numbers) && rest == 0.0f);
             }
             // one less that number, and half less at a tie: this and a rank are above zero behind the step, a half at
-            // it; integers are in units of a half step
+            // it
             unsigned halves = (HALF_512 | HALF_512 << 16) + (both[0] | both[1] << 16);
-            unsigned integers = ((2 - both[0]) * HALF_STEP & 0xffff) | (2 - both[1]) * HALF_STEP << 16;
-            shared.places[STEP][d * PLACES + (i + k) / 2] =
-                WHOLE ? integers : subtract(HALF_513 | HALF_513 << 16, halves);
+            shared.places[STEP][d * PLACES + (i + k) / 2] = subtract(HALF_513 | HALF_513 << 16, halves);
         }
     }
 }
@@ -368,7 +344,7 @@ inline void sort_own(Shared &shared, const float *points, int count, int dims, f
 #pragma unroll
         for (int k = 0; k < N; ++k) {
             unsigned twice = unsigned(found[k]) / BYTES * 2;
-            unsigned short rank = WHOLE ? twice * HALF_STEP : subtract(HALF_512 + twice, HALF_512);
+            unsigned short rank = subtract(HALF_512 + twice, HALF_512);
             ranks[(((i + k) * 4 + d / 16) * 8 + d % 8) * 2 + d % 16 / 8] = rank;
         }
     }
@@ -536,7 +512,7 @@ inline void add_apart(Shared &shared, const Side &own, const float (&score)[OTHE
 
 // dS of own rows g and g + 8 of a lane's group and of half of the other rows, 8 j + 2 t + e
 struct Scores {
-    const uint4 *vectors[2];
+    const unsigned *vectors[2];
     float scale[2], more[2], total[2] = {};
     int mark[2];
 
@@ -545,7 +521,7 @@ struct Scores {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             int row = lane.base + lane.g + 8 * r, there = min(first + row, own.count - 1);
-            vectors[r] = reinterpret_cast<const uint4 *>(own.vectors + (long long)there * PACKED) + lane.t;
+            vectors[r] = own.vectors + (long long)there * PACKED + 4 * lane.t;
             scale[r] = own.scale[there];
             more[r] = problem.keys ? 0.0f : problem.grad_total[there];
             mark[r] = shared.own_mark[row];
@@ -560,10 +536,12 @@ struct Scores {
             for (int r = 0; r < 2; ++r) shared.most[lane.half][lane.base + lane.g + 8 * r] = 0;
             return;
         }
-        // 16 columns by 16; large halves and small ones
-        uint4 mine[2][2][2];
+        // 16 columns by 16, of large halves and of small ones: the operand as it is, word by word
+        unsigned mine[2][2][2][4];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) mine[i / 4][i / 2 % 2][i % 2] = vectors[i / 4][i / 2 % 2 * 8 + i % 2 * 4];
+        for (int i = 0; i < 32; ++i)
+            mine[i / 16][i / 8 % 2][i / 4 % 2][i % 4] =
+                vectors[i % 2][i / 16 * 32 + i / 8 % 2 * 16 + i / 4 % 2 * 2 + i % 4 / 2];
         float most[2] = {}, fresh[2] = {};
 #pragma unroll
         for (int j = 0; j < OTHER / 16; ++j) {
@@ -580,15 +558,15 @@ struct Scores {
             for (int c = 0; c < 2; ++c)
 #pragma unroll
                 for (int product = COARSE ? 2 : 0; product < 3; ++product) {
-                    uint4 up = mine[0][product == 1][c], low = mine[1][product == 1][c], b = yours[product == 0][c];
-                    multiply_halves(sums[product], {up.x, low.x, up.y, low.y}, {b.x, b.y});
+                    uint4 b = yours[product == 0][c];
+                    multiply_halves(sums[product], mine[product == 1][c][0], {b.x, b.y});
                 }
 #pragma unroll
             for (int c = 0; c < 2; ++c)
 #pragma unroll
                 for (int product = COARSE ? 2 : 0; product < 3; ++product) {
-                    uint4 up = mine[0][product == 1][c], low = mine[1][product == 1][c], b = yours[product == 0][c];
-                    multiply_halves(sums[product], {up.z, low.z, up.w, low.w}, {b.z, b.w});
+                    uint4 b = yours[product == 0][c];
+                    multiply_halves(sums[product], mine[product == 1][c][1], {b.z, b.w});
                 }
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
@@ -663,7 +641,7 @@ inline void add_rows(const Shared &shared, int start, const float (&back)[4], fl
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
                     float &sum = running[which][b][quad][h];
-                    sum = fmaf(of_four(sums[which], 2 * h) * STEP_SCALE, back[quad], sum);
+                    sum = fmaf(of_four(sums[which], 2 * h), back[quad], sum);
                 }
         }
     }
