@@ -512,7 +512,7 @@ inline void add_apart(Shared &shared, const Side &own, const float (&score)[OTHE
 
 // dS of own rows g and g + 8 of a lane's group and of half of the other rows, 8 j + 2 t + e
 struct Scores {
-    const unsigned *vectors[2];
+    const uint4 *vectors[2];
     float scale[2], more[2], total[2] = {};
     int mark[2];
 
@@ -521,7 +521,7 @@ struct Scores {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             int row = lane.base + lane.g + 8 * r, there = min(first + row, own.count - 1);
-            vectors[r] = own.vectors + (long long)there * PACKED + 4 * lane.t;
+            vectors[r] = reinterpret_cast<const uint4 *>(own.vectors + (long long)there * PACKED) + lane.t;
             scale[r] = own.scale[there];
             more[r] = problem.keys ? 0.0f : problem.grad_total[there];
             mark[r] = shared.own_mark[row];
@@ -536,12 +536,10 @@ struct Scores {
             for (int r = 0; r < 2; ++r) shared.most[lane.half][lane.base + lane.g + 8 * r] = 0;
             return;
         }
-        // 16 columns by 16, of large halves and of small ones: the operand as it is, word by word
-        unsigned mine[2][2][2][4];
+        // 16 columns by 16; large halves and small ones
+        uint4 mine[2][2][2];
 #pragma unroll
-        for (int i = 0; i < 32; ++i)
-            mine[i / 16][i / 8 % 2][i / 4 % 2][i % 4] =
-                vectors[i % 2][i / 16 * 32 + i / 8 % 2 * 16 + i / 4 % 2 * 2 + i % 4 / 2];
+        for (int i = 0; i < 8; ++i) mine[i / 4][i / 2 % 2][i % 2] = vectors[i / 4][i / 2 % 2 * 8 + i % 2 * 4];
         float most[2] = {}, fresh[2] = {};
 #pragma unroll
         for (int j = 0; j < OTHER / 16; ++j) {
@@ -558,15 +556,15 @@ struct Scores {
             for (int c = 0; c < 2; ++c)
 #pragma unroll
                 for (int product = COARSE ? 2 : 0; product < 3; ++product) {
-                    uint4 b = yours[product == 0][c];
-                    multiply_halves(sums[product], mine[product == 1][c][0], {b.x, b.y});
+                    uint4 up = mine[0][product == 1][c], low = mine[1][product == 1][c], b = yours[product == 0][c];
+                    multiply_halves(sums[product], {up.x, low.x, up.y, low.y}, {b.x, b.y});
                 }
 #pragma unroll
             for (int c = 0; c < 2; ++c)
 #pragma unroll
                 for (int product = COARSE ? 2 : 0; product < 3; ++product) {
-                    uint4 b = yours[product == 0][c];
-                    multiply_halves(sums[product], mine[product == 1][c][1], {b.z, b.w});
+                    uint4 up = mine[0][product == 1][c], low = mine[1][product == 1][c], b = yours[product == 0][c];
+                    multiply_halves(sums[product], {up.z, low.z, up.w, low.w}, {b.z, b.w});
                 }
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
