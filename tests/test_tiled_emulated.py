@@ -20,15 +20,12 @@ NAMES = [
 ]  # fmt: skip
 
 
-KERNEL_OF = cuda.kernel_of
-
-
-def emulated(find, *more):
-    """The kernels that `find` finds, for the CPU; with `more` defined."""
+def emulated(find):
+    """The kernels that `find` finds, for the CPU."""
 
     def found(*key):
         kernel = find(*key)
-        return EmulatedKernel(kernel.source, kernel.entry, (*kernel.defines, *more), "tiled.h")
+        return EmulatedKernel(kernel.source, kernel.entry, kernel.defines, "tiled.h")
 
     return found
 
@@ -111,6 +108,17 @@ def test_every_path_of_the_backward_kernels_computes_the_definition(name):
     compare_gradients(name, inputs, gradient)
 
 
+@pytest.mark.parametrize("rows", [65, 90], ids=lambda rows: f"N{rows}")
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump"])
+def test_the_last_tile_of_a_sequence_may_be_short(name, rows):
+    shape = Shape((1,), rows, rows, 9, 8)
+    case, inputs, gradient = CASES[name], draw(shape, torch.float32), cotangent(shape, torch.float32)
+    check(define(case, inputs, gradient), case, inputs, gradient, backend="tiled")
+    # ties at the kinks of a kernel
+    inputs = [*((part * 4).round() / 4 for part in inputs[:2]), inputs[2]]
+    check(define(case, inputs, gradient), case, inputs, gradient, backend="tiled")
+
+
 @pytest.mark.parametrize("name", ["add_riesz", "add_bump"])
 def test_what_tensor_cores_cut_off_costs_no_digits(name):
     # in one dimension some queries have hardly any weight, and dS in a tile is of very different sizes
@@ -140,6 +148,39 @@ def test_the_output_may_be_changed_in_place():
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda dtype: str(dtype)[6:])
+def test_an_ordinary_call_is_one_node_of_autograd(dtype):
+    points = leaves(*draw(Shape((2, 2), 5, 7, 3, 4), dtype))
+    output = sortattn.kernel_attention(*points, "add_bump", backend="tiled")
+    before = [node.variable for node, _ in output.grad_fn.next_functions[:3]]
+    assert all(one is other for one, other in zip(before, points, strict=True))
+    assert output.shape == (2, 2, 5, 4)
+
+
+def test_a_second_derivative_of_an_ordinary_call_is_refused():
+    points = leaves(*draw(Shape((2, 2), 5, 7, 3, 4), torch.float32))
+    output = sortattn.kernel_attention(*points, "add_bump", backend="tiled")
+    gradients = torch.autograd.grad(output.sum(), points, create_graph=True)
+    assert [part.shape for part in gradients] == [part.shape for part in points]
+    with pytest.raises(RuntimeError, match="no autograd formula"):
+        torch.autograd.grad(gradients[0].sum(), points)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"query": None}, {"key": torch.zeros(2, 7, 4)}, {"key": torch.zeros(3)}, {"value": torch.zeros(2, 6, 4)},
+        {"value": torch.zeros(2, 7, 4, dtype=torch.float64)}, {"query": torch.zeros(2, 5, 3, dtype=torch.int32)},
+        {"bandwidth": -1.0}, {"bandwidth": True}, {"key_mask": torch.ones(5, 7, dtype=torch.bool)},
+    ],
+    ids=["no_query", "key_width", "key_vector", "value_rows", "mixed", "integer", "negative", "bool", "mask"],
+)  # fmt: skip
+def test_wrong_use_is_an_error_here_too(change):
+    call = {"query": torch.zeros(2, 5, 3), "key": torch.zeros(2, 7, 3), "value": torch.zeros(2, 7, 4)} | change
+    with pytest.raises((ValueError, TypeError)):
+        sortattn.kernel_attention(**call, kernel="add_bump", backend="tiled")
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 3), (2, 3, 0)], ids=["no_batch", "no_queries", "no_keys"])
 def test_empty_inputs_have_gradients(shape):
     problems, rows, columns = shape
@@ -162,14 +203,6 @@ def test_rounding_does_not_choose_the_side_of_a_step():
         gradients.append(torch.autograd.grad(output.square().sum(), points))
     for got, wanted in zip(*gradients, strict=True):
         assert (got - wanted).norm() < 1e-5 * wanted.norm()
-
-
-def test_devices_before_hopper_make_steps_of_halves(monkeypatch):
-    monkeypatch.setattr(cuda, "kernel_of", emulated(KERNEL_OF, ("__CUDA_ARCH__", 800)))
-    shape = Shape((1,), 20, 70, 9, 8)
-    inputs = draw(shape, torch.float32)
-    coarse = [*((part * 4).round() / 4 for part in inputs[:2]), inputs[2]]
-    compare_gradients("add_bump", coarse, cotangent(shape, torch.float32))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=lambda dtype: str(dtype)[6:])

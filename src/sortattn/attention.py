@@ -9,6 +9,7 @@ from . import choose
 from .kernels import Kernel, resolve
 from .normalise import poisoned
 from .ops.grid.error import estimate, probes
+from .ops.tiled import ordinary
 from .validation import Problem, autocasts, make_problem
 
 
@@ -47,6 +48,10 @@ def kernel_attention(
     torch.Size([2, 4, 100, 16])
     """
     chosen = resolve(kernel)
+    if backend in ("auto", "tiled"):
+        usual = ordinary.problem(query, key, value, chosen, bandwidth, key_mask, is_causal, enable_gqa)
+        if usual is not None and choose.is_tiled(backend, usual, chosen):
+            return ordinary.attention(usual, chosen)
     problem = make_problem(
         query,
         key,

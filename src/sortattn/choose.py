@@ -1,5 +1,6 @@
 """Which backend serves a call: by name, or by the measured cost model of `auto`."""
 
+import math
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -118,13 +119,20 @@ def named(name: str) -> ModuleType | Grid:
     return Grid(setting) if setting else _MODULES[plain]
 
 
+def is_tiled(name: str, problem: Problem, kernel: Kernel) -> bool:
+    """Whether `tiled` serves this attention, as far as the caller's leading dimensions show it: not in 16 bits."""
+    if name != "auto":
+        return name == "tiled"
+    return get_precision() == "exact" and cheapest(problem, kernel, normalised=True) == "tiled"
+
+
 def cheapest(problem: Problem, kernel: Kernel, normalised: bool, backends: tuple[str, ...] = EXACT) -> str:
     """The backend that `auto` takes: of those that can serve the call, the one with the lowest estimate."""
     family = _family(kernel)
-    rows, dims = problem.query.shape[1:]
-    columns, channels = problem.value.shape[1:]
+    *leading, rows, dims = problem.query.shape
+    columns, channels = problem.value.shape[-2:]
     features = int(kernel.dimension * dims) if isinstance(kernel, FeatureKernel) else 0
-    sizes = (problem.query.shape[0], rows, columns, dims, channels, features)
+    sizes = (math.prod(leading), rows, columns, dims, channels, features)
     table = _COSTS["cuda" if problem.query.device.type == "cuda" else "cpu"]
     able = [
         name

@@ -50,14 +50,6 @@ static unsigned rest(unsigned part, unsigned x) {
 static unsigned add_halves(unsigned one, unsigned other) {
     return pack(__saturatef(half_of(one, 0) + half_of(other, 0)), __saturatef(half_of(one, 1) + half_of(other, 1)));
 }
-static unsigned add_integers(unsigned one, unsigned other) {
-    unsigned sums[2];
-    for (int i = 0; i < 2; ++i) {
-        int sum = short(one >> 16 * i) + short(other >> 16 * i);
-        sums[i] = std::clamp(sum, 0, 256);
-    }
-    return sums[0] | sums[1] << 16;
-}
 static unsigned __byte_perm(unsigned x, unsigned, unsigned which) {
     unsigned half = which == 0x3232 ? x >> 16 : x & 0xffff;
     return half | half << 16;

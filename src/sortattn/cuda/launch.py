@@ -39,25 +39,35 @@ class Kernel:
         """
         if 0 in grid:
             return
-        device = torch.cuda.current_device()
+        # not torch.cuda's, which looks every time whether there is CUDA at all
+        device = torch._C._cuda_getDevice()
         handle = self._own.get(device)
         if handle is None:
             handle = self._own[device] = _handles.get((self, device)) or self._load(device)
-        # the driver itself: cuda.core's launch takes half as long again
-        words = [part if type(part) is int else _word(part) for part in arguments]
-        _room.words[: len(words)] = words
+        words = [
+            part if (kind := type(part)) is int else part.data_ptr() if kind is Tensor else _word(part)
+            for part in arguments
+        ]
+        room = _room
+        room.words[: len(words)] = words
         width, height, depth = (*grid, 1, 1)[:3]
         stream = torch._C._cuda_getCurrentRawStream(device)
-        launch = (handle, width, height, depth, block, 1, 1, shared, stream, _room.places, 0)
+        launch = (handle, width, height, depth, block, 1, 1, shared, stream, room.places, 0)
+        # the driver itself: cuda.core's launch takes half as long again
+        (error,) = _driver().cuLaunchKernel(*launch)
+        if error:
+            self._again(launch, device, error)
+
+    def _again(self, launch: tuple[int, ...], device: int, error: int) -> None:
+        """What to do about a launch that failed."""
         driver = _driver()
-        (error,) = driver.cuLaunchKernel(*launch)
         if error == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
             # of a thread that has not met the device yet
             from cuda.core import Device
 
             Device(device).set_current()
             (error,) = driver.cuLaunchKernel(*launch)
-        if error != driver.CUresult.CUDA_SUCCESS:
+        if error:
             raise RuntimeError(f"{self.entry} of {self.source.name} cannot be launched on cuda:{device}: {error}")
 
     def _load(self, device: int) -> int:
@@ -89,7 +99,7 @@ _room = _Room()
 
 def on(device: torch.device) -> contextlib.AbstractContextManager:
     """A context with that device as the current one; entering torch's takes longer than the rest of a launch."""
-    return _here if device.index == torch.cuda.current_device() else torch.cuda.device(device)
+    return _here if device.index == torch._C._cuda_getDevice() else torch.cuda.device(device)
 
 
 _here = contextlib.nullcontext()
@@ -104,11 +114,14 @@ def _driver():
 
 def _word(argument: Tensor | int | float | None) -> int:
     """The argument as 64 bits."""
-    if isinstance(argument, Tensor):
-        return argument.data_ptr()
+    if argument is None:
+        return 0
     if isinstance(argument, float):
-        return struct.unpack("q", struct.pack("d", argument))[0]
-    return 0 if argument is None else argument
+        return _WORD.unpack(_NUMBER.pack(argument))[0]
+    return argument.data_ptr() if isinstance(argument, Tensor) else argument
+
+
+_WORD, _NUMBER = struct.Struct("q"), struct.Struct("d")
 
 
 def _allow(kernel, device: int) -> None:

@@ -17,7 +17,8 @@ def _forward(*arguments) -> tuple[Tensor, Tensor, Tensor]:
     `(P, 0)`.
     """
     inputs = Inputs(*arguments)
-    return _way(inputs).forward(inputs)
+    rows, total, shift, *_ = _way(inputs).forward(inputs)
+    return rows, total, total.new_empty(total.shape[0], 0) if shift is None else shift
 
 
 def _way(inputs: Inputs):
@@ -42,7 +43,8 @@ def _(*arguments):
 def _gradients(grad: Tensor, rows: Tensor, total: Tensor, shift: Tensor, *arguments) -> tuple[Tensor, ...]:
     """The gradients of query, key, value, bandwidth and parameters; of what is None, no number."""
     inputs = Inputs(*arguments)
-    return _way(inputs).backward(grad, rows, total, shift, inputs)
+    gradients = _way(inputs).backward(grad, rows, total, shift if shift.shape[1] else None, inputs)
+    return tuple(grad.new_empty(0) if part is None else part for part in gradients)
 
 
 tiled_sum_backward = torch.library.custom_op(
@@ -67,9 +69,13 @@ def _setup(ctx, inputs, output):
     ctx.save_for_backward(kept, *rest, *inputs[:TENSORS])
     ctx.options = inputs[TENSORS:]
     ctx.mark_non_differentiable(*rest)
+    # zeros for them would be made at every backward pass
+    ctx.set_materialize_grads(False)
 
 
 def _backward(ctx, grad, *_):
+    if grad is None:
+        return (None,) * (TENSORS + len(ctx.options))
     saved = ctx.saved_tensors
     *gradients, dtau, dparameters = _gradients_directly(grad, *saved, *ctx.options)
     *_, bandwidth, parameters = saved

@@ -20,15 +20,15 @@ def shifted(kernel: str) -> bool:
     return isinstance(KERNELS.get(kernel), ExponentialKernel)
 
 
-def forward(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """What `tiled_sum` returns."""
+def forward(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What `tiled_sum` returns, without a shift None."""
     query, key, value = (part.detach() for part in inputs[:3])
     weight, bandwidth, parameters, tau, kernel, causal, group, normalised, _ = inputs[3:]
     chosen = rebuild(kernel, None if parameters is None else parameters.detach())
     logarithm = normalised and shifted(kernel)
     sums = torch.zeros(*query.shape[:2], value.shape[2], dtype=value.dtype, device=value.device)
     total = torch.zeros(query.shape[:2], dtype=value.dtype, device=value.device)
-    shift = torch.full_like(total, -torch.inf) if logarithm else total.new_empty(query.shape[0], 0)
+    shift = torch.full_like(total, -torch.inf) if logarithm else None
     for problems, rows, columns in _blocks(query, key, causal, group):
         seen = _seen(weight, problems, rows, columns, query, key, causal, group)
         taus = tau if bandwidth is None else bandwidth[problems]
@@ -52,16 +52,17 @@ def forward(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
         total[problems, rows] += block.sum(-1)
     if normalised:
         sums *= reciprocal(total, chosen.floor)[..., None]
-    return sums, total, torch.where(shift == -torch.inf, 0.0, shift)
+    return sums, total, torch.where(shift == -torch.inf, 0.0, shift) if logarithm else None
 
 
-def backward(grad: Tensor, rows: Tensor, total: Tensor, shift: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
-    """What `tiled_sum_backward` returns."""
+def backward(
+    grad: Tensor, rows: Tensor, total: Tensor, shift: Tensor | None, inputs: Inputs
+) -> tuple[Tensor | None, ...]:
+    """What `tiled_sum_backward` returns; None is what it has no number for."""
     query, key, value, weight, bandwidth, parameters, tau, kernel, causal, group, normalised, _ = inputs
     points = tuple(None if part is None else part.detach() for part in (query, key, value, bandwidth, parameters))
     gradients = tuple(
-        query.new_empty(0) if part is None else torch.zeros_like(part, memory_format=torch.contiguous_format)
-        for part in points
+        None if part is None else torch.zeros_like(part, memory_format=torch.contiguous_format) for part in points
     )
     floor = rebuild(kernel, points[4]).floor
     if normalised:
@@ -80,7 +81,7 @@ def backward(grad: Tensor, rows: Tensor, total: Tensor, shift: Tensor, inputs: I
             queries, keys, values, taus, numbers = leaves
             chosen = rebuild(kernel, numbers)
             taus = tau if taus is None else taus
-            if shift.shape[1]:
+            if shift is not None:
                 scores = chosen.log_gram(queries, keys, taus) - shift[problems, rows][..., None]
                 block = (scores if seen is None else torch.where(seen, scores, -torch.inf)).exp()
             else:

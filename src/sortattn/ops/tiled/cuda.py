@@ -1,6 +1,8 @@
 """The sums on CUDA devices: launches of the kernels beside this file, which are compiled at first use."""
 
+import math
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -37,6 +39,8 @@ _TILES, _FACTORS = 73 << 10, 98 << 10
 # of slopes with one step, with three, and with factors
 _PLACES = {AddRiesz.name: 88 << 10, AddBump.name: 106 << 10, AddLaplace.name: 79 << 10}
 _SLOPE_THREADS = 256
+# rows that a block prepares for the slopes
+_SLICE = 32
 # columns that are summed at a time, and the most of them
 _CHUNK, _WIDEST = 64, 256
 # heads that every block of the forward pass looks through by itself
@@ -50,8 +54,7 @@ def serves(query: Tensor, value: Tensor, kernel: str) -> bool:
     return (
         query.is_cuda
         and kernel in NAMES
-        and query.dtype in ROWS
-        and max(query.shape[2], value.shape[2]) <= _WIDEST
+        and max(query.shape[-1], value.shape[-1]) <= _WIDEST
         and trouble(query.device.index) is None
     )
 
@@ -78,7 +81,7 @@ def kernel_of(entry: str, kernel: str, dtype: torch.dtype, wide: bool, coarse: b
             (*defines, ("BLOCKS", blocks), room, coarse, ("REVERSED", int(entry == "forward_values"))),
         )  # fmt: skip
     if entry in ("prepare", "slopes"):
-        return Kernel(_SLOPES, entry, (*defines, ("BLOCKS", 2), room, coarse))
+        return Kernel(_SLOPES, entry, (*defines, ("BLOCKS", 2), room, coarse, ("SLICE", _SLICE)))
     defines += (("OWN", ROWS[dtype]), ("SHARED", _SHARED), ("BLOCKS", 3 if dtype == torch.float32 else 1))
     return Kernel(_TILED, entry, (*defines, ("FORWARD", 1)) if entry == "forward" else defines)
 
@@ -99,12 +102,16 @@ def shared_of(entry: str, kernel: str, dtype: torch.dtype, coarse: bool) -> int:
 
 
 class _Call:
-    """What every launch for the same tensors has in common; `each` is how many queries a head has."""
+    """What every launch for the same tensors has in common; `each` is how many queries a head has.
+
+    Any number of leading dimensions, of all tensors the same, are the problems.
+    """
 
     def __init__(self, inputs: Inputs, each: int | None = None):
         self.inputs, self.kernel, self.dtype = inputs, inputs.kernel, inputs.query.dtype
-        self.problems, self.rows, self.dims = inputs.query.shape
-        _, self.columns, self.channels = inputs.value.shape
+        *leading, self.rows, self.dims = inputs.query.shape
+        *_, self.columns, self.channels = inputs.value.shape
+        self.problems = math.prod(leading)
         self.wide = max(self.dims, self.channels) > _CHUNK
         self.each = each or max(self.rows // inputs.group, 1)
         table, self.count = _table(self.kernel, inputs.parameters, self.dtype)
@@ -149,25 +156,29 @@ def _table(kernel: str, parameters: Tensor | None, dtype: torch.dtype) -> tuple[
     return None, 0
 
 
-def forward(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """What `tiled_sum` returns."""
+def forward(inputs: Inputs, gradients: bool = True, copied: bool = False) -> tuple[Tensor | None, ...]:
+    """What `tiled_sum` returns; with `copied` the rows once more, and without `gradients` the rows alone."""
     query = inputs.query
     with on(query.device):
         call = _Call(inputs)
-        shifted = inputs.normalised and call.kernel == Laplace.name
-        out = query.new_empty(call.problems, call.rows, call.channels)
-        total = query.new_empty(call.problems, call.rows)
-        shift = query.new_empty(call.problems, call.rows if shifted else 0)
+        out = query.new_empty((*query.shape[:-1], call.channels))
+        total = query.new_empty(query.shape[:-1]) if gradients else None
+        shift = None
+        if gradients and inputs.normalised and call.kernel == Laplace.name:
+            shift = torch.empty_like(total)
+        copy = torch.empty_like(out) if copied else None
         found, slices = call.survey()
         call.launch(
-            "forward", call.rows, *call.tensors, found, out, total, shift if shifted else None,
-            *call.sizes, int(inputs.normalised), slices, call.tau,
+            "forward", call.rows, *call.tensors, found, out, copy, total, shift, *call.sizes,
+            int(inputs.normalised), slices, call.tau,
         )  # fmt: skip
-    return out, total, shift
+    return out, total, shift, copy
 
 
-def backward(grad: Tensor, rows: Tensor, total: Tensor, shift: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
-    """What `tiled_sum_backward` returns."""
+def backward(
+    grad: Tensor, rows: Tensor, total: Tensor, shift: Tensor | None, inputs: Inputs
+) -> tuple[Tensor | None, ...]:
+    """What `tiled_sum_backward` returns; None is what it has no number for."""
     query, bandwidth, parameters, normalised = inputs.query, inputs.bandwidth, inputs.parameters, inputs.normalised
     with on(query.device):
         call = _Call(inputs)
@@ -180,7 +191,7 @@ def backward(grad: Tensor, rows: Tensor, total: Tensor, shift: Tensor, inputs: I
             grid = (-(-total.numel() // (_THREADS // 32)),)
             quotient = kernel_of("backward_quotient", call.kernel, call.dtype, call.wide)
             quotient(grid, _THREADS, *whole, grad, grad_total, total.numel(), call.channels)
-        given = (grad, grad_total, *call.tensors, shift if shift.numel() else None, *call.sizes, call.tau)
+        given = (grad, grad_total, *call.tensors, shift, *call.sizes, call.tau)
         gradients = [torch.empty_like(part) for part in call.tensors[:3]]
         # per block, sums of (point - origin) gradient
         moments = [
@@ -190,30 +201,35 @@ def backward(grad: Tensor, rows: Tensor, total: Tensor, shift: Tensor, inputs: I
         call.launch("backward_query", call.rows, *given, gradients[0], moments[0])
         call.launch("backward_key", call.columns, *given, gradients[1], gradients[2], moments[1])
         # Phi is a function of q / tau and k / tau: d/dtau = -(<q, d/dq> + <k, d/dk>) / tau
-        grad_bandwidth = query.new_empty(0)
+        grad_bandwidth = None
         if bandwidth is not None:
             moment = (moments[0].sum(1) + moments[1].sum(1)).reshape(-1, 1, 1)
             grad_bandwidth = (-moment / bandwidth).to(bandwidth.dtype)
-        grad_parameters = query.new_empty(0) if parameters is None else _table_gradient(call, given, parameters)
+        grad_parameters = None if parameters is None else _table_gradient(call, given, parameters)
     return *gradients, grad_bandwidth, grad_parameters
 
 
-def _backward_by_steps(call: _Call, grad: Tensor, rows: Tensor, total: Tensor) -> tuple[Tensor, ...]:
+def _backward_by_steps(call: _Call, grad: Tensor, rows: Tensor, total: Tensor) -> tuple[Tensor | None, ...]:
     query, key, value, weight, bandwidth, _ = call.tensors
     normalised, coarse = call.inputs.normalised, call.inputs.coarse
     gradients = [torch.empty_like(part) for part in (query, key, value)]
     queries, keys = call.problems * call.rows, call.problems * call.columns
+    slices = -(-max(call.rows, call.columns) // _SLICE)
     # one behind the other, as every tensor costs time: vectors as halves, large and small ones, of queries and keys;
-    # what undoes their scales; the gradients by the totals
-    parts = (_CHUNK * queries, _CHUNK * keys, queries, keys, queries)
-    room = query.new_empty(sum(parts))
-    places = [room.data_ptr() + 4 * sum(parts[:i]) for i in range(len(parts))]
-    halves, value_halves, scales, value_scales, grad_total = places
-    sums = torch.empty_like(grad) if normalised else grad
+    # the gradients by the sums; what `prepare` finds; what undoes the scales of halves; the gradients by the totals
+    sizes = (
+        _CHUNK * queries, _CHUNK * keys, call.channels * queries if normalised else 0, 12 * call.problems * slices,
+        queries, keys, queries,
+    )  # fmt: skip
+    room = query.new_empty(sum(sizes))
+    *places, _ = accumulate(sizes, lambda place, size: place + 4 * size, initial=room.data_ptr())
+    halves, value_halves, sums, found, scales, value_scales, grad_total = places
+    sums = sums if normalised else grad.data_ptr()
     prepare = kernel_of("prepare", call.kernel, call.dtype, False, coarse)
     prepare(
-        (-(-(queries + keys) // (_SLOPE_THREADS // 32)),), _SLOPE_THREADS, grad, rows, total, value, sums, grad_total,
-        halves, scales, value_halves, value_scales, queries, keys, call.channels, int(normalised),
+        (2 * call.problems * slices,), _SLOPE_THREADS, query, key, value, grad, rows, total, sums, grad_total,
+        halves, scales, value_halves, value_scales, found, call.rows, call.columns, call.dims, call.channels,
+        int(normalised), slices,
     )  # fmt: skip
     tiles = [call.blocks(count) for count in (call.rows, call.columns)]
     blocks = call.problems * sum(tiles)
@@ -225,20 +241,16 @@ def _backward_by_steps(call: _Call, grad: Tensor, rows: Tensor, total: Tensor) -
         call.tau, shared=shared_of("slopes", call.kernel, call.dtype, coarse),
     )  # fmt: skip
     # the gradients of the values are kernel sums too, of keys and queries
-    turned = _Call(
-        call.inputs._replace(query=key, key=query, value=sums, weight=weight, bandwidth=bandwidth, group=1), call.each
-    )
-    found, slices = turned.survey()
-    turned.launch(
-        "forward_values", turned.rows, *turned.tensors, found, gradients[2], None, None, *turned.sizes, 0, slices,
-        call.tau,
+    call.launch(
+        "forward_values", call.columns, key, query, sums, weight, bandwidth, None, found, gradients[2], None, None,
+        None, call.columns, call.rows, *call.sizes[2:], 0, slices, call.tau,
     )  # fmt: skip
-    grad_bandwidth = query.new_empty(0)
+    grad_bandwidth = None
     if bandwidth is not None:
         parts = moments.split([call.problems * count for count in tiles])
         moment = sum(part.view(call.problems, count).sum(1) for part, count in zip(parts, tiles, strict=True))
         grad_bandwidth = (-moment[:, None, None] / bandwidth).to(bandwidth.dtype)
-    return *gradients, grad_bandwidth, query.new_empty(0)
+    return *gradients, grad_bandwidth, None
 
 
 def _table_gradient(call: _Call, given: tuple, parameters: Tensor) -> Tensor:

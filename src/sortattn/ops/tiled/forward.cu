@@ -179,6 +179,12 @@ struct Place {
     int column(int j) const { return across + 2 * t + j / 2 * 8 + j % 2; }
 };
 
+// how much of a warp's part of a tile there is: at the ends of a sequence tiles have fewer rows
+struct Part {
+    int rows, keys;
+    bool empty() const { return rows <= 0 || keys <= 0; }
+};
+
 // Own marks are above the other marks that they see; reversed, both change their signs.
 inline int own_mark(int row, int rows, int columns, int each, bool causal, const float *weights) {
     return REVERSED ? -key_mark(row, rows, weights) : query_mark(row, rows, columns, each, causal);
@@ -200,44 +206,45 @@ inline float term_of(float own, float other, const Numbers &numbers) {
     return term(own - other, numbers);
 }
 
-// op(r, j, own, other) for N numbers of the rows from `d` on
-template <int N, class Op> inline void pairs_at(const Shared &shared, int d, Op op) {
+// op(r, j, own, other) for N numbers of the rows from `d` on, of 8 R rows and 4 J keys
+template <int N, int R, int J, class Op> inline void pairs_at(const Shared &shared, int d, Op op) {
     struct alignas(4 * N) Vector {
         float x[N];
     };
     Place place;
     const float *own = shared.query + place.row(0) * POINTS, *other = shared.key + place.column(0) * POINTS;
-    Vector mine[4];
+    Vector mine[R];
 #pragma unroll
-    for (int r = 0; r < 4; ++r) mine[r] = *reinterpret_cast<const Vector *>(own + r * 8 * POINTS + d);
+    for (int r = 0; r < R; ++r) mine[r] = *reinterpret_cast<const Vector *>(own + r * 8 * POINTS + d);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
+    for (int j = 0; j < J; ++j) {
         Vector yours = *reinterpret_cast<const Vector *>(other + (j / 2 * 8 + j % 2) * POINTS + d);
 #pragma unroll
-        for (int r = 0; r < 4; ++r) op(r, j, mine[r].x, yours.x);
+        for (int r = 0; r < R; ++r) op(r, j, mine[r].x, yours.x);
     }
 }
 
 // the same for `count` numbers of the rows, N at a time
-template <int N, class Op> inline void pairs(const Shared &shared, int count, Op op) {
+template <int N, int R, int J, class Op> inline void pairs(const Shared &shared, int count, Op op) {
 #pragma unroll 1
-    for (int d = 0; d < count; d += N) pairs_at<N>(shared, d, op);
+    for (int d = 0; d < count; d += N) pairs_at<N, R, J>(shared, d, op);
 }
 
 // sums += what `count` dimensions add
-inline void add_terms(const Shared &shared, int count, const Setting &setting, float (&sums)[4][8]) {
+template <int R, int J>
+inline void add_terms_of(const Shared &shared, int count, const Setting &setting, float (&sums)[4][8]) {
     if constexpr (FIXED) {
         if (setting.quick) {
-            int whole[4][8] = {};
-            pairs<4>(shared, count, [&](int r, int j, const float *own, const float *other) {
+            int whole[R][J] = {};
+            pairs<4, R, J>(shared, count, [&](int r, int j, const float *own, const float *other) {
 #pragma unroll
                 for (int e = 0; e < FIXED_DIMS; ++e) whole[r][j] = distance_and_sum(own[e], other[e], whole[r][j]);
                 sums[r][j] += fabsf(own[FIXED_DIMS] - other[FIXED_DIMS]);
             });
 #pragma unroll
-            for (int r = 0; r < 4; ++r)
+            for (int r = 0; r < R; ++r)
 #pragma unroll
-                for (int j = 0; j < 8; ++j) sums[r][j] = fmaf(float(unsigned(whole[r][j])), setting.back, sums[r][j]);
+                for (int j = 0; j < J; ++j) sums[r][j] = fmaf(float(unsigned(whole[r][j])), setting.back, sums[r][j]);
             return;
         }
     }
@@ -259,22 +266,30 @@ inline void add_terms(const Shared &shared, int count, const Setting &setting, f
             for (int d = 0; d < (count + GROUP - 1) / GROUP * NUMBERS; d += NUMBERS) {
                 // in the middle of the others, so that both pipes have work
 #pragma unroll
-                for (int at = 0; at < FACTOR_DIMS; at += 4) pairs_at<4>(shared, d + at, lesser);
-                pairs_at<4>(shared, d + 2 * FACTOR_DIMS, exponential);
+                for (int at = 0; at < FACTOR_DIMS; at += 4) pairs_at<4, R, J>(shared, d + at, lesser);
+                pairs_at<4, R, J>(shared, d + 2 * FACTOR_DIMS, exponential);
 #pragma unroll
-                for (int at = FACTOR_DIMS; at < 2 * FACTOR_DIMS; at += 4) pairs_at<4>(shared, d + at, lesser);
+                for (int at = FACTOR_DIMS; at < 2 * FACTOR_DIMS; at += 4) pairs_at<4, R, J>(shared, d + at, lesser);
             }
             return;
         }
     }
     constexpr int STEP = TABLE ? 1 : 4;
-    pairs<STEP>(shared, count, [&](int r, int j, const float *own, const float *other) {
+    pairs<STEP, R, J>(shared, count, [&](int r, int j, const float *own, const float *other) {
         // a few terms first: fewer additions to a number that is larger than they are
         float fresh = term_of(own[0], other[0], setting.numbers);
 #pragma unroll
         for (int e = 1; e < STEP; ++e) fresh += term_of(own[e], other[e], setting.numbers);
         sums[r][j] += fresh;
     });
+}
+inline void add_terms(const Shared &shared, int count, const Setting &setting, Part part, float (&sums)[4][8]) {
+    if (part.empty()) return;
+    // one more row than fits into the tiles before is common: the token of a class
+    if (WIDE || (part.rows > 8 && part.keys > 8)) return add_terms_of<4, 8>(shared, count, setting, sums);
+    if (part.rows > 8) return add_terms_of<4, 2>(shared, count, setting, sums);
+    if (part.keys > 8) return add_terms_of<1, 8>(shared, count, setting, sums);
+    add_terms_of<1, 2>(shared, count, setting, sums);
 }
 
 // Scores from the sums of terms, in units of `unit`, zero for pairs that are not seen; of `laplace` the logarithms.
@@ -500,9 +515,9 @@ inline Setting settle(const Shared &shared, Numbers numbers, int dims) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     forward(const float *query, const float *key, const float *value, const float *weight, const float *bandwidth,
-            const float *table, const Found *found, float *out, float *total_out, float *shift_out, long long rows,
-            long long columns, long long dims, long long channels, long long each, long long causal, long long count,
-            long long normalised, long long slices, double tau) {
+            const float *table, const Found *found, float *out, float *copy_out, float *total_out, float *shift_out,
+            long long rows, long long columns, long long dims, long long channels, long long each, long long causal,
+            long long count, long long normalised, long long slices, double tau) {
     Shared &shared = *reinterpret_cast<Shared *>(memory);
     unsigned tiles = (rows + OWN - 1) / OWN;
     long long p = blockIdx.x / tiles;
@@ -570,10 +585,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
             for (int j = 0; j < 8; ++j) scores[r][j] = 0;
         bool more = start + OTHER < end;
+        Place place;
+        Part part{int(rows) - first - place.down, end - start - place.across};
         if constexpr (!WIDE) {
             values.fetch(shared.value, start, 0);
             if (more) keys.fetch(shared.raw, start + OTHER, 0);
-            add_terms(shared, TABLE ? int(dims) : int(dims + 3) / 4 * 4, setting, scores);
+            add_terms(shared, TABLE ? int(dims) : int(dims + 3) / 4 * 4, setting, part, scores);
         } else {
 #pragma unroll 1
             for (int d = 0; d < dims; d += WIDTH) {
@@ -587,15 +604,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 if (d == 0) mark_keys(start);
                 __syncthreads();
                 int left = min(int(dims) - d, WIDTH);
-                add_terms(shared, TABLE ? left : (left + 3) / 4 * 4, setting, scores);
+                add_terms(shared, TABLE ? left : (left + 3) / 4 * 4, setting, part, scores);
             }
         }
-        finish(shared, setting, always || start + OTHER > least, scores);
-        if constexpr (KIND == LAPLACE) exponentiate(scores, shift, total, running, normalised);
+        if (!part.empty()) {
+            finish(shared, setting, always || start + OTHER > least, scores);
+            if constexpr (KIND == LAPLACE) exponentiate(scores, shift, total, running, normalised);
 #pragma unroll
-        for (int r = 0; r < 4; ++r)
-            total[r] += ((scores[r][0] + scores[r][1]) + (scores[r][2] + scores[r][3])) +
-                        ((scores[r][4] + scores[r][5]) + (scores[r][6] + scores[r][7]));
+            for (int r = 0; r < 4; ++r)
+                total[r] += ((scores[r][0] + scores[r][1]) + (scores[r][2] + scores[r][3])) +
+                            ((scores[r][4] + scores[r][5]) + (scores[r][6] + scores[r][7]));
+        }
         if constexpr (!WIDE) {
             arrive();
             __syncthreads();
@@ -604,7 +623,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 mark_keys(start + OTHER);
             }
             lift_values(shared);
-            add_rows(shared, scores, running[0]);
+            if (!part.empty()) add_rows(shared, scores, running[0]);
             __syncthreads();
         } else {
 #pragma unroll 1
@@ -614,7 +633,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 arrive();
                 __syncthreads();
                 lift_values(shared);
-                add_rows(shared, scores, running[chunk]);
+                if (!part.empty()) add_rows(shared, scores, running[chunk]);
             }
         }
     }
@@ -646,7 +665,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             factor[r] = 1;
         total[r] = (total[r] + other) * unit(setting.numbers);
     }
-    float *matrix = out + p * rows * channels, scale = unit(setting.numbers) / shared.lift;
+    float scale = unit(setting.numbers) / shared.lift;
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
         if (chunk * WIDTH >= channels) break;
@@ -679,12 +698,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) x[e] = x[e] * inverse * scale;
                 int column = chunk * WIDTH + c * 16 + 4 * place.t;
-                float *to = matrix + (long long)(first + row) * channels + column;
-                if (values.whole && column + 4 <= channels)
-                    *reinterpret_cast<float4 *>(to) = {x[0], x[1], x[2], x[3]};
-                else
-                    for (int e = 0; e < 4; ++e)
-                        if (column + e < channels) to[e] = x[e];
+                long long at = (p * rows + first + row) * channels + column;
+                auto write = [&](float *to) {
+                    if (values.whole && column + 4 <= channels)
+                        *reinterpret_cast<float4 *>(to) = {x[0], x[1], x[2], x[3]};
+                    else
+                        for (int e = 0; e < 4; ++e)
+                            if (column + e < channels) to[e] = x[e];
+                };
+                write(out + at);
+                // for the backward pass, whatever becomes of the rows
+                if (copy_out) write(copy_out + at);
             }
         }
     }

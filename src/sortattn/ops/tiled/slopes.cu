@@ -8,33 +8,14 @@
 // tensor cores; the other is dS, a large and a small half in columns side by side, so that the product has the digits
 // of float32. The same call has the same bits.
 //
-// From Hopper on, steps alone are integers instead, 0, 128 or 256, which tensor cores read as halves, 0, 2^-17, 2^-16:
-// one instruction for two as well, but half precision is on their own pipe. Tensor cores do not normalise: halves below
-// 2^-14 cost a sum digits, 256 two of 25. Larger steps would leave no room in 16 bits for 64 ranks.
-//
 // Set by cuda.py: NUMBER (float), KERNEL (a name of Kind), SHARED (bytes), BLOCKS (at least, on a multiprocessor),
-// EPSILON (of the Riesz kernels), COARSE (1 for inputs of 16 bits: of two halves the large ones alone).
+// EPSILON (of the Riesz kernels), COARSE (1 for inputs of 16 bits: of two halves the large ones alone), SLICE (rows
+// that a block prepares).
 
 #include "kinds.cu"
 
 // whether slopes are steps times e^-|s - t|, in factors
 constexpr bool DECAY = KIND == ADD_LAPLACE;
-// two sums of integers, not below zero and not above a whole step; what has no such instruction never asks
-constexpr int HALF_STEP = 128;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr bool WHOLE = false;
-unsigned add_integers(unsigned one, unsigned other);
-#else
-constexpr bool WHOLE = !DECAY;
-inline unsigned add_integers(unsigned one, unsigned other) {
-    unsigned sums;
-    asm("{.reg .b32 sum; add.s16x2 sum, %1, %2; min.relu.s16x2 %0, sum, %3;}"
-        : "=r"(sums)
-        : "r"(one), "r"(other), "r"(2 * HALF_STEP * 0x10001));
-    return sums;
-}
-#endif
-constexpr float STEP_SCALE = WHOLE ? 0x1p16f : 1.0f;
 constexpr int THREADS = 256, OWN = 64, OTHER = DECAY && !COARSE ? 32 : 64, WIDTH = 64;
 // words of a row of halves in global memory, large ones and then small ones, and in a tile
 constexpr int PACKED = WIDTH, PACKED_STRIDE = PACKED + 16;
@@ -102,9 +83,7 @@ inline unsigned add_halves(unsigned one, unsigned other) {
 }
 // two steps: of one own coordinate, the first or the second of a pair, and two others
 template <bool SECOND> inline unsigned steps_of(unsigned pair, unsigned others) {
-    unsigned own = __byte_perm(pair, 0, SECOND ? 0x3232 : 0x1010);
-    if constexpr (WHOLE) return add_integers(own, others);
-    return add_halves(own, others);
+    return add_halves(__byte_perm(pair, 0, SECOND ? 0x3232 : 0x1010), others);
 }
 // halves from `x` up to 2 x, of which there are 1024: x, and so many of these steps more
 constexpr unsigned HALF_512 = 0x6000, HALF_513 = 0x6002, MINUS_TWO = 0xc000c000;
@@ -137,9 +116,10 @@ inline void reach_of(float most, float &up, float &down) {
 
 // A row of a matrix of at most 64 columns times `factor`, scaled to what halves hold, as large and small halves;
 // returns what undoes the scale. A warp has a row.
-inline float write_halves(const float *row, int width, float factor, unsigned *to) {
+inline float write_halves(const float *row, int width, float factor, unsigned *to, Found &found) {
     int lane = threadIdx.x % 32, column = 2 * lane;
     float x = column < width ? row[column] * factor : 0.0f, y = column + 1 < width ? row[column + 1] * factor : 0.0f;
+    look(x, 0.0f, found), look(y, 0.0f, found);
     float most = fmaxf(fabsf(x), fabsf(y));
     for (int other = 16; other; other /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, other));
     float up, down;
@@ -152,57 +132,76 @@ inline float write_halves(const float *row, int width, float factor, unsigned *t
 }
 
 // From the gradient by the quotient, `normalised`, or by the sums: the gradients by the sums and by the total of a row,
-// the first also as halves, and the values as halves. A warp has a row, of queries first and then of keys.
+// the first also as halves, and the values as halves. A warp has a row at a time, of queries or of keys. And how far
+// the numbers reach that the gradients of the values are made of, as survey.cu has it: there keys see queries.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    prepare(const float *grad, const float *quotient, const float *total, const float *value, float *grad_sums,
-            float *grad_total, unsigned *grad_halves, float *grad_scale, unsigned *value_halves, float *value_scale,
-            long long queries, long long keys, long long channels, long long normalised) {
-    long long row = (long long)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-    int lane = threadIdx.x % 32;
-    if (row >= queries + keys) return;
-    float scale;
-    if (row >= queries) {
-        row -= queries;
-        scale = write_halves(value + row * channels, channels, 1, value_halves + row * PACKED);
-        if (lane == 0) value_scale[row] = scale;
-        return;
-    }
-    float inverse = 1, sum = 0;
-    if (normalised) {
-        float whole = total[row];
-        inverse = fabsf(whole) < 0x1p-126f ? 0.0f : 1 / whole;
-        for (long long i = row * channels + lane; i < (row + 1) * channels; i += 32) {
-            sum += grad[i] * quotient[i];
-            grad_sums[i] = grad[i] * inverse;
+    prepare(const float *query, const float *key, const float *value, const float *grad, const float *quotient,
+            const float *total, float *grad_sums, float *grad_total, unsigned *grad_halves, float *grad_scale,
+            unsigned *value_halves, float *value_scale, Found *found, long long rows, long long columns, long long dims,
+            long long channels, long long normalised, long long slices) {
+    long long p = blockIdx.x / (2 * slices);
+    int slice = blockIdx.x % slices, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    bool keys = blockIdx.x / slices % 2 == 0;
+    long long count = keys ? columns : rows;
+    const float *origin = query + p * rows * dims;
+    // of points; of the gradients by the sums
+    Found parts[2] = {};
+#pragma unroll 1
+    for (int i = warp; i < SLICE && slice * SLICE + i < count; i += THREADS / 32) {
+        long long row = p * count + slice * SLICE + i;
+        for (int d = lane; d < dims; d += 32)
+            look((keys ? key : query)[row * dims + d], DECAY && rows ? origin[d] : 0.0f, parts[0]);
+        if (keys) {
+            Found unused = {};
+            float scale = write_halves(value + row * channels, channels, 1, value_halves + row * PACKED, unused);
+            if (lane == 0) value_scale[row] = scale;
+            continue;
         }
-        for (int other = 16; other; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
+        float inverse = 1, sum = 0;
+        if (normalised) {
+            float whole = total[row];
+            inverse = fabsf(whole) < 0x1p-126f ? 0.0f : 1 / whole;
+            for (long long at = row * channels + lane; at < (row + 1) * channels; at += 32) {
+                sum += grad[at] * quotient[at];
+                grad_sums[at] = grad[at] * inverse;
+            }
+            for (int other = 16; other; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
+        }
+        float scale = write_halves(grad + row * channels, channels, inverse, grad_halves + row * PACKED, parts[1]);
+        if (lane == 0) grad_scale[row] = scale, grad_total[row] = -sum * inverse;
     }
-    scale = write_halves(grad + row * channels, channels, inverse, grad_halves + row * PACKED);
-    if (lane == 0) grad_scale[row] = scale, grad_total[row] = -sum * inverse;
+
+    __shared__ Found all[2][THREADS / 32];
+    for (int part = 0; part < 2; ++part) {
+        parts[part] = join_lanes(parts[part]);
+        if (lane == 0) all[part][warp] = parts[part];
+    }
+    __syncthreads();
+    if (lane || warp > !keys) return;
+    Found mine = {};
+    for (int w = 0; w < THREADS / 32; ++w) join(mine, all[warp][w]);
+    found[(p * 3 + (keys ? 0 : 1 + warp)) * slices + slice] = mine;
 }
 
 // ---- places
 
-// the sign of the distance of an own coordinate from the step that another one makes, which rounding must not decide
-template <int STEP> inline float beyond(float own, float other, const Numbers &numbers) {
-    float difference = own - other;
-    if constexpr (KIND == ADD_BUMP && STEP) {
-        float sign = STEP == 1 ? -1.0f : 1.0f, rest = difference - sign * numbers.edge;
-        if (rest == 0.0f) {
-            // what the difference has lost, which no rounding touches, and what the edge has
-            float minus = difference - own, lost = (own - (difference - minus)) - (other + minus);
-            rest = lost - sign * numbers.rest;
-        }
-        return rest;
-    }
-    return difference;
-}
-// whether an own coordinate is below that step, or at it
+// whether an own coordinate is below the step that another one makes, or at it, but for rounding
 template <int STEP> inline bool below(float own, float other, const Numbers &numbers) {
-    return beyond<STEP>(own, other, numbers) < 0.0f;
+    if constexpr (KIND == ADD_BUMP && STEP) return own - other < (STEP == 1 ? -numbers.edge : numbers.edge);
+    return own < other;
 }
 template <int STEP> inline bool level(float own, float other, const Numbers &numbers) {
-    return beyond<STEP>(own, other, numbers) == 0.0f;
+    if constexpr (KIND == ADD_BUMP && STEP) return own - other == (STEP == 1 ? -numbers.edge : numbers.edge);
+    return own == other;
+}
+// how far it is beyond it where rounding says that it is level: what the difference has lost, which no rounding
+// touches, and what the edge has
+template <int STEP> inline float lost(float own, float other, const Numbers &numbers) {
+    if constexpr (KIND == ADD_BUMP && STEP) {
+        float difference = own - other, minus = difference - own;
+        return ((own - (difference - minus)) - (other + minus)) - (STEP == 1 ? -numbers.rest : numbers.rest);
+    }
+    return 0.0f;
 }
 
 // How many of COUNT sorted numbers of a column of `tile` are below, for N at a time, whose reads overlap; in bytes from
@@ -232,12 +231,12 @@ inline void search(const float *tile, int column, int (&found)[N], Below below) 
         if (below(at(tile, found[k]), k)) found[k] += BYTES;
 }
 
-// a thread has a dimension, and a part of the other rows
-template <int STEP> inline void find_places(Shared &shared, const Numbers &numbers) {
+// a thread has a dimension, and a part of the `count` other rows
+template <int STEP> inline void find_places(Shared &shared, const Numbers &numbers, int count) {
     int d = threadIdx.x % WIDTH, start = threadIdx.x / WIDTH * (OTHER * WIDTH / THREADS);
     constexpr int N = 8;
 #pragma unroll 1
-    for (int i = start; i < start + OTHER * WIDTH / THREADS; i += N) {
+    for (int i = start; i < min(start + OTHER * WIDTH / THREADS, count); i += N) {
         float others[N];
         int found[N];
 #pragma unroll
@@ -248,15 +247,17 @@ template <int STEP> inline void find_places(Shared &shared, const Numbers &numbe
             // twice the number of own coordinates below, and one more if the next is level
             unsigned both[2];
 #pragma unroll
-            for (int e = 0; e < 2; ++e)
-                both[e] = unsigned(found[k + e]) / BYTES * 2 +
-                          level<STEP>(at(shared.sorted, found[k + e]), others[k + e], numbers);
+            for (int e = 0; e < 2; ++e) {
+                float other = others[k + e], own = at(shared.sorted, found[k + e]), rest = 1.0f;
+                // rounding keeps the order, so those that it makes level are neighbours; hardly ever there are any
+                while (level<STEP>(own, other, numbers) && (rest = lost<STEP>(own, other, numbers)) < 0.0f)
+                    own = at(shared.sorted, found[k + e] += BYTES);
+                both[e] = unsigned(found[k + e]) / BYTES * 2 + (level<STEP>(own, other, numbers) && rest == 0.0f);
+            }
             // one less that number, and half less at a tie: this and a rank are above zero behind the step, a half at
-            // it; integers are in units of a half step
+            // it
             unsigned halves = (HALF_512 | HALF_512 << 16) + (both[0] | both[1] << 16);
-            unsigned integers = ((2 - both[0]) * HALF_STEP & 0xffff) | (2 - both[1]) * HALF_STEP << 16;
-            shared.places[STEP][d * PLACES + (i + k) / 2] =
-                WHOLE ? integers : subtract(HALF_513 | HALF_513 << 16, halves);
+            shared.places[STEP][d * PLACES + (i + k) / 2] = subtract(HALF_513 | HALF_513 << 16, halves);
         }
     }
 }
@@ -343,7 +344,7 @@ inline void sort_own(Shared &shared, const float *points, int count, int dims, f
 #pragma unroll
         for (int k = 0; k < N; ++k) {
             unsigned twice = unsigned(found[k]) / BYTES * 2;
-            unsigned short rank = WHOLE ? twice * HALF_STEP : subtract(HALF_512 + twice, HALF_512);
+            unsigned short rank = subtract(HALF_512 + twice, HALF_512);
             ranks[(((i + k) * 4 + d / 16) * 8 + d % 8) * 2 + d % 16 / 8] = rank;
         }
     }
@@ -426,15 +427,15 @@ struct Lane {
     int dim(int b, int h) const { return 32 * half + 16 * b + 8 * h + g; }
 };
 
-// what other rows, 16 by 16 from `start` on, add to four own rows in 16 dimensions
-inline void add_steps(const Weights (&all)[2][32], int start, const unsigned (&rank)[4],
-                      const unsigned (&place)[STEPS + FACTORS_OF][TOGETHER][4], float (&sums)[SUMS][4][4]) {
+// what S times 16 other rows from `start` on add to four own rows in 16 dimensions
+template <int S> inline void add_steps(const Weights (&all)[2][32], int start, const unsigned (&rank)[4],
+                                       const unsigned (&place)[STEPS + FACTORS_OF][S][4], float (&sums)[SUMS][4][4]) {
     auto steps_at = [&](int i, const unsigned (&at)[4], unsigned (&steps)[4]) {
         steps[0] = steps_of<false>(rank[i], at[0]), steps[1] = steps_of<true>(rank[i], at[1]);
         steps[2] = steps_of<false>(rank[i], at[2]), steps[3] = steps_of<true>(rank[i], at[3]);
     };
 #pragma unroll
-    for (int s = 0; s < TOGETHER; ++s) {
+    for (int s = 0; s < S; ++s) {
         constexpr int EACH = OTHER / 16;
         int at = 2 * (start + s);
         const unsigned *from = all[at / EACH][threadIdx.x % 32].x + at % EACH;
@@ -527,9 +528,14 @@ struct Scores {
         }
     }
 
-    // the largest of each row is in shared memory then
-    void make(Shared &shared, float (&score)[OTHER / 16][4]) {
+    // Zero beyond the last of `left` own rows and `here` others; the largest of each row is in shared memory then.
+    void make(Shared &shared, int left, int here, float (&score)[OTHER / 16][4]) {
         Lane lane;
+        if (lane.base >= left || lane.half * OTHER / 2 >= here) {
+            for (int i = 0; i < OTHER / 4; ++i) score[i / 4][i % 4] = 0;
+            for (int r = 0; r < 2; ++r) shared.most[lane.half][lane.base + lane.g + 8 * r] = 0;
+            return;
+        }
         // 16 columns by 16; large halves and small ones
         uint4 mine[2][2][2];
 #pragma unroll
@@ -604,11 +610,158 @@ inline void keep_weights(Shared &shared, const float (&score)[OTHER / 16][4]) {
     for (int quad = 0; quad < 4; ++quad) shared.weights[lane.group][quad][lane.half][threadIdx.x % 32] = quads[quad];
 }
 
+// what S times 16 other rows from `start` on add to 16 own rows in half of the dimensions
+template <int S>
+inline void add_rows(const Shared &shared, int start, const float (&back)[4], float (&running)[SUMS][2][4][2]) {
+    Lane lane;
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+        unsigned place[STEPS + FACTORS_OF][S][4];
+#pragma unroll
+        for (int step = 0; step < STEPS + FACTORS_OF; ++step)
+#pragma unroll
+            for (int i = 0; i < 4 * S; ++i) {
+                const unsigned *row = shared.places[step] + lane.dim(b, i % 2) * PLACES;
+                place[step][i / 4][i % 4] = row[8 * (start + i / 4) + i % 4 / 2 * 4 + lane.t];
+            }
+#pragma unroll
+        for (int quad = 0; quad < 4; ++quad) {
+            unsigned rank[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                int row = lane.base + 2 * i + quad % 2 + quad / 2 * 8;
+                rank[i] = shared.ranks[(row * 4 + 2 * lane.half + b) * 8 + lane.g];
+            }
+            float sums[SUMS][4][4] = {};
+            add_steps<S>(shared.weights[lane.group][quad], start, rank, place, sums);
+#pragma unroll
+            for (int which = 0; which < SUMS; ++which)
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    float &sum = running[which][b][quad][h];
+                    sum = fmaf(of_four(sums[which], 2 * h), back[quad], sum);
+                }
+        }
+    }
+}
+
+// the two warps of 16 own rows put the totals of dS together
+inline void join_totals(Shared &shared, Scores &scores) {
+    Lane lane;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        for (int x = 1; x < 4; x *= 2) scores.total[r] += __shfl_xor_sync(~0u, scores.total[r], x);
+        if (lane.half == 0) shared.totals[lane.base + lane.g + 8 * r] = scores.total[r];
+    }
+    __syncthreads();
+    if (lane.half && lane.t == 0)
+        for (int r = 0; r < 2; ++r) shared.totals[lane.base + lane.g + 8 * r] += scores.total[r];
+    __syncthreads();
+}
+
+// where the gradients of the own rows go
+struct Gradients {
+    float *to;
+    const float *first_key;
+    double moments = 0;
+
+    void write(const Side &own, int row, int d, int dims, float gradient, float total, const Numbers &numbers) {
+        long long place = (long long)row * dims + d;
+        float point = own.points[place];
+        to[place] = gradient = (gradient + norm_slope(point, 0) * total) / numbers.tau;
+        // an offset of all points changes nothing but the rounding
+        moments += double(point - (STATIONARY && first_key ? first_key[d] : 0.0f)) * double(gradient);
+    }
+    // what all threads have found
+    void leave(double *moment) const {
+        if (!moment) return;
+        __syncthreads();
+        double *sums = reinterpret_cast<double *>(memory);
+        sums[threadIdx.x] = moments;
+        __syncthreads();
+        for (int half = THREADS / 2; half; half /= 2) {
+            if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+            __syncthreads();
+        }
+        if (threadIdx.x == 0) *moment = sums[0];
+    }
+};
+
+// for at most this many own rows, as at the end of a sequence, sorting them takes longer than one step after the other
+constexpr int FEW = 8;
+
+// the step of an own coordinate and another one, exactly
+template <int STEP> inline float step_of(float own, float other, const Numbers &numbers) {
+    if (below<STEP>(own, other, numbers)) return 0.0f;
+    return level<STEP>(own, other, numbers) ? step(lost<STEP>(own, other, numbers)) : 1.0f;
+}
+inline float slope_of(float own, float other, const Numbers &numbers) {
+    if constexpr (KIND != ADD_BUMP) return slope(own - other, numbers);
+    own *= numbers.scale, other *= numbers.scale;
+    return step_of<1>(own, other, numbers) - 2 * step_of<0>(own, other, numbers) + step_of<2>(own, other, numbers);
+}
+
+inline void slopes_of_few(const Problem &problem, const Side &own, const Side &other, int first, const Numbers &numbers,
+                          Gradients gradients, double *moment) {
+    Shared &shared = *reinterpret_cast<Shared *>(memory);
+    Lane lane;
+    int dims = problem.dims, left = own.count - first, d = threadIdx.x % WIDTH;
+    if (threadIdx.x < OWN) shared.own_mark[threadIdx.x] = problem.mark(problem.keys, first + threadIdx.x);
+    __syncthreads();
+    int reach = shared.own_mark[0];
+    for (int i = 1; i < FEW; ++i) reach = max(reach, shared.own_mark[i]);
+    Scores scores(shared, problem, own, first);
+    constexpr int PARTS_OF = THREADS / WIDTH, STRIDE = OTHER + 1;
+    float *tile = shared.sorted, point[FEW / PARTS_OF], sums[FEW / PARTS_OF] = {};
+    auto row_of = [&](int i) { return threadIdx.x / WIDTH + i * PARTS_OF; };
+    auto mine = [&](int i) { return row_of(i) < left && d < dims; };
+#pragma unroll
+    for (int i = 0; i < FEW / PARTS_OF; ++i)
+        point[i] = mine(i) ? own.points[(long long)(first + row_of(i)) * dims + d] : 0.0f;
+    int now = next_tile(shared, problem, other, 0, reach);
+    if (now < other.count) fetch(shared, other, now, dims);
+#pragma unroll 1
+    while (now < other.count) {
+        arrive();
+        __syncthreads();
+        int here = min(other.count - now, OTHER);
+        float score[OTHER / 16][4];
+        scores.make(shared, left, here, score);
+        if (lane.group == 0)
+#pragma unroll
+            for (int j = 0; j < OTHER / 16; ++j)
+#pragma unroll
+                for (int e = 0; e < 2; ++e)
+                    tile[lane.g * STRIDE + lane.half * OTHER / 2 + 8 * j + 2 * lane.t + e] = score[j][e];
+        __syncthreads();
+#pragma unroll 1
+        for (int i = 0; i < FEW / PARTS_OF && mine(i); ++i) {
+            float sum = 0;
+#pragma unroll 4
+            for (int n = 0; n < here; ++n)
+                sum += tile[row_of(i) * STRIDE + n] * slope_of(point[i], shared.points[n * WIDTH + d], numbers);
+            sums[i] += sum;
+        }
+        __syncthreads();
+        now = next_tile(shared, problem, other, now + OTHER, reach);
+        if (now < other.count) fetch(shared, other, now, dims);
+    }
+    join_totals(shared, scores);
+#pragma unroll
+    for (int i = 0; i < FEW / PARTS_OF; ++i)
+        if (mine(i)) {
+            float total = shared.totals[row_of(i)];
+            gradients.write(own, first + row_of(i), d, dims, SIGNS ? total - 2 * sums[i] : sums[i], total, numbers);
+        }
+    gradients.leave(moment);
+}
+
 inline void slopes_of(const Problem &problem, const Side &own, const Side &other, int first, const Numbers &numbers,
-                      const float *first_key, float *grad, double *moment) {
+                      Gradients gradients, double *moment) {
     Shared &shared = *reinterpret_cast<Shared *>(memory);
     Lane lane;
     int dims = problem.dims, left = own.count - first;
+    if (left <= FEW) return slopes_of_few(problem, own, other, first, numbers, gradients, moment);
     if (threadIdx.x < OWN) shared.own_mark[threadIdx.x] = problem.mark(problem.keys, first + threadIdx.x);
     sort_own(shared, own.points + (long long)first * dims, left, dims, numbers.scale);
     __syncthreads();
@@ -627,11 +780,13 @@ inline void slopes_of(const Problem &problem, const Side &own, const Side &other
     while (now < other.count) {
         arrive();
         __syncthreads();
+        int here = min(other.count - now, OTHER);
         float score[OTHER / 16][4];
-        scores.make(shared, score);
-        find_places<0>(shared, numbers);
-        if constexpr (STEPS > 1) find_places<1>(shared, numbers), find_places<2>(shared, numbers);
-        bool far = DECAY && find_factors(shared, origin, numbers.rate, other.count - now);
+        scores.make(shared, left, here, score);
+        int filled = (here + 15) / 16 * 16;
+        find_places<0>(shared, numbers, filled);
+        if constexpr (STEPS > 1) find_places<1>(shared, numbers, filled), find_places<2>(shared, numbers, filled);
+        bool far = DECAY && find_factors(shared, origin, numbers.rate, here);
         far = __syncthreads_or(far);
         if (far) {
             add_apart(shared, own, score, first, dims, numbers, apart);
@@ -643,56 +798,22 @@ inline void slopes_of(const Problem &problem, const Side &own, const Side &other
         if (far) continue;
         __syncthreads();
 
+        // nothing to do for a warp beyond the last own row
+        if (lane.base >= left) continue;
         float back[4];
 #pragma unroll
         for (int quad = 0; quad < 4; ++quad) {
             float up;
             reach_of(fmaxf(shared.most[0][lane.row(quad)], shared.most[1][lane.row(quad)]), up, back[quad]);
         }
-#pragma unroll
-        for (int b = 0; b < 2; ++b)
+        if (here <= 16)
+            add_rows<1>(shared, 0, back, running);
+        else
 #pragma unroll 1
-            for (int start = 0; start < OTHER / 16; start += TOGETHER) {
-                unsigned place[STEPS + FACTORS_OF][TOGETHER][4];
-#pragma unroll
-                for (int step = 0; step < STEPS + FACTORS_OF; ++step)
-#pragma unroll
-                    for (int i = 0; i < 4 * TOGETHER; ++i) {
-                        const unsigned *row = shared.places[step] + lane.dim(b, i % 2) * PLACES;
-                        place[step][i / 4][i % 4] = row[8 * (start + i / 4) + i % 4 / 2 * 4 + lane.t];
-                    }
-#pragma unroll
-                for (int quad = 0; quad < 4; ++quad) {
-                    unsigned rank[4];
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) {
-                        int row = lane.base + 2 * i + quad % 2 + quad / 2 * 8;
-                        rank[i] = shared.ranks[(row * 4 + 2 * lane.half + b) * 8 + lane.g];
-                    }
-                    float sums[SUMS][4][4] = {};
-                    add_steps(shared.weights[lane.group][quad], start, rank, place, sums);
-#pragma unroll
-                    for (int which = 0; which < SUMS; ++which)
-#pragma unroll
-                        for (int h = 0; h < 2; ++h) {
-                            float &sum = running[which][b][quad][h];
-                            sum = fmaf(of_four(sums[which], 2 * h) * STEP_SCALE, back[quad], sum);
-                        }
-                }
-            }
+            for (int start = 0; 16 * start < here; start += TOGETHER) add_rows<TOGETHER>(shared, start, back, running);
     }
 
-    // the two warps of 16 own rows put their totals together
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        for (int x = 1; x < 4; x *= 2) scores.total[r] += __shfl_xor_sync(~0u, scores.total[r], x);
-        if (lane.half == 0) shared.totals[lane.base + lane.g + 8 * r] = scores.total[r];
-    }
-    __syncthreads();
-    if (lane.half && lane.t == 0)
-        for (int r = 0; r < 2; ++r) shared.totals[lane.base + lane.g + 8 * r] += scores.total[r];
-    __syncthreads();
-    double moments = 0;
+    join_totals(shared, scores);
 #pragma unroll
     for (int quad = 0; quad < 4; ++quad) {
         int row = first + lane.row(quad);
@@ -704,32 +825,19 @@ inline void slopes_of(const Problem &problem, const Side &own, const Side &other
                 for (int h = 0; h < 2; ++h) {
                     int d = lane.dim(b, h);
                     if (d >= dims) continue;
-                    long long place = (long long)row * dims + d;
-                    float point = own.points[place], sum = running[0][b][quad][h];
-                    float gradient = SIGNS ? total - 2 * sum : sum;
+                    float sum = running[0][b][quad][h], gradient = SIGNS ? total - 2 * sum : sum;
                     if constexpr (DECAY) {
                         // an own point far away from all others has no sums, and its factor may be infinite
-                        float x = (point - shared.sorted[min(left, OWN) / 2 * WIDTH + d]) * numbers.rate;
+                        float middle = shared.sorted[min(left, OWN) / 2 * WIDTH + d];
+                        float x = (own.points[(long long)row * dims + d] - middle) * numbers.rate;
                         x = fminf(fmaxf(x, -100.0f), 100.0f);
                         gradient = power_of_two(x) * running[1][b][quad][h] - power_of_two(-x) * sum;
                         gradient = gradient / 2 + apart[8 * b + 2 * quad + h];
                     }
-                    gradient = (gradient + norm_slope(point, 0) * total) / numbers.tau;
-                    grad[place] = gradient;
-                    // an offset of all points changes nothing but the rounding
-                    moments += double(point - (STATIONARY && first_key ? first_key[d] : 0.0f)) * double(gradient);
+                    gradients.write(own, row, d, dims, gradient, total, numbers);
                 }
     }
-    if (!moment) return;
-    __syncthreads();
-    double *sums = reinterpret_cast<double *>(memory);
-    sums[threadIdx.x] = moments;
-    __syncthreads();
-    for (int half = THREADS / 2; half; half /= 2) {
-        if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
-        __syncthreads();
-    }
-    if (threadIdx.x == 0) *moment = sums[0];
+    gradients.leave(moment);
 }
 
 // Blocks of queries come first, problem by problem, then those of keys. `moments`, if there are any: per block the sum
@@ -763,6 +871,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     // the last queries first: with a causal mask they have the most to do
     int first = (keys ? tile : int(down) - 1 - tile) * OWN;
     float *grad = keys ? grad_key + p * columns * dims : grad_query + p * rows * dims;
-    slopes_of(problem, own, other, first, numbers, columns ? key + p * columns * dims : nullptr, grad,
+    slopes_of(problem, own, other, first, numbers, {grad, columns ? key + p * columns * dims : nullptr},
               moments ? moments + blockIdx.x : nullptr);
 }

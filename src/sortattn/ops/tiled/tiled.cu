@@ -408,7 +408,7 @@ struct Spot {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     forward(const T *query, const T *key, const T *value, const T *weight, const T *bandwidth, const T *table,
-            const Found *found, T *sums, T *total, T *shift, long long rows, long long columns, long long dims,
+            const Found *found, T *sums, T *copy, T *total, T *shift, long long rows, long long columns, long long dims,
             long long channels, long long each, long long causal, long long count, long long normalised,
             long long slices, double tau) {
     Shared &shared = *reinterpret_cast<Shared *>(memory);
@@ -492,7 +492,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         const Found *parts = found + p * (group + 2) * slices;
         float most = largest(parts + (spot.first + row) / each * slices, slices);
         T poisoned = poison(fmaxf(most, largest(parts + group * slices, 2 * slices)));
-        total[p * rows + spot.first + row] = whole * poisoned;
+        if (total) total[p * rows + spot.first + row] = whole * poisoned;
         if (KIND == LAPLACE && shift) shift[p * rows + spot.first + row] = shared.change[row];
         // as in normalise.py
         T inverse = fabs(whole) < T(0x1p-1022) ? T(0) : 1 / whole;
@@ -506,6 +506,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
             for (int c = 0; c < 4; ++c) running[chunk][i][c] *= shared.own_norm[Held<SINGLE>::row(i, c)];
     put<SINGLE>(sums + p * rows * channels, spot.first, rows, channels, running);
+    if (copy) put<SINGLE>(copy + p * rows * channels, spot.first, rows, channels, running);
 }
 
 #else

@@ -1,0 +1,97 @@
+"""Attention of ordinary eager calls on CUDA devices, as one node of autograd without a view: each of these takes the
+host a good part of the time that the GPU takes for a short sequence."""
+
+import torch
+from torch import Tensor
+
+from ...kernels import KERNELS, Kernel
+from ...validation import DTYPES, Problem, autocasts, working_type
+from ..direct import plain
+from . import cuda
+from .api import tiled_sum_backward
+from .inputs import Inputs
+
+
+def problem(
+    query: object,
+    key: object,
+    value: object,
+    kernel: Kernel,
+    bandwidth: object,
+    key_mask: object,
+    is_causal: bool,
+    enable_gqa: bool,
+) -> Problem | None:
+    """The call with its leading dimensions as they are, if nothing in it needs care; None says nothing against it."""
+    if key_mask is not None or enable_gqa or kernel.name not in KERNELS:
+        return None
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
+        return None
+    shape, keys, values, dtype, device = query.shape, key.shape, value.shape, query.dtype, query.device
+    alike = (
+        len(shape) == len(keys) > 1
+        and shape[:-2] == keys[:-2]
+        and shape[-1] == keys[-1] > 0
+        and values[:-1] == keys[:-1]
+        and dtype in DTYPES
+        and dtype == key.dtype == value.dtype
+        and device == key.device == value.device
+    )
+    if not alike or autocasts(device.type) or not plain(query, key, value):
+        return None
+    tau = kernel.default_bandwidth(shape[-1]) if bandwidth is None else bandwidth
+    if type(tau) not in (float, int) or not tau > 0 or not cuda.serves(query, value, kernel.name):
+        return None
+    return Problem(query, key, value, None, float(tau), is_causal, 1, shape[:-2], dtype)
+
+
+def attention(problem: Problem, kernel: Kernel) -> Tensor:
+    """`y_m = sum_n Phi(q_m, k_n) v_n / sum_n Phi(q_m, k_n)` of such a problem, `(..., M, C)`, in the caller's type."""
+    tensors = problem.query, problem.key, problem.value
+    options = problem.bandwidth, kernel.name, problem.causal, 1, True, problem.dtype.itemsize == 2
+    if torch.is_grad_enabled() and any(part.requires_grad for part in tensors):
+        return _Attention.apply(*tensors, options)
+    rows, *_ = cuda.forward(_inputs(*tensors, options), gradients=False)
+    return rows if rows.dtype == problem.dtype else rows.to(problem.dtype)
+
+
+def _inputs(query: Tensor, key: Tensor, value: Tensor, options: tuple) -> Inputs:
+    working = working_type(query.dtype)
+    if query.dtype != working:
+        query, key, value = query.to(working), key.to(working), value.to(working)
+    return Inputs(query, key, value, None, None, None, *options)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, query, key, value, options):
+        inputs = _inputs(query, key, value, options)
+        # the derivative of a quotient needs it as it is, and the output may be changed in place
+        narrow = inputs.query is not query
+        rows, total, shift, copy = cuda.forward(inputs, copied=not narrow)
+        ctx.save_for_backward(*inputs[:3], rows if narrow else copy, total, shift)
+        ctx.options, ctx.dtype = options, query.dtype
+        return rows.to(query.dtype) if narrow else rows
+
+    @staticmethod
+    def backward(ctx, grad):
+        query, key, value, *sums = ctx.saved_tensors
+        inputs = Inputs(query, key, value, None, None, None, *ctx.options)
+        grad = grad if grad.dtype == query.dtype else grad.to(query.dtype)
+        if torch.is_grad_enabled():
+            gradients = _recorded(grad, *sums, inputs)
+        else:
+            gradients = cuda.backward(grad, *sums, inputs)[:3]
+        if ctx.dtype != query.dtype:
+            gradients = [part.to(ctx.dtype) for part in gradients]
+        return *gradients, None
+
+
+def _recorded(grad: Tensor, rows: Tensor, total: Tensor, shift: Tensor | None, inputs: Inputs) -> list[Tensor]:
+    """By way of the operator, which says that it has no second derivative if somebody asks for one."""
+    points = inputs[:3]
+    query, key, value, grad, rows = (part.flatten(0, -3) for part in (*points, grad, rows))
+    total = total.flatten(0, -2)
+    shift = total.new_empty(total.shape[0], 0) if shift is None else shift.flatten(0, -2)
+    gradients = tiled_sum_backward(grad, rows, total, shift, query, key, value, *inputs[3:])
+    return [part.view(given.shape) for part, given in zip(gradients, points, strict=False)]
