@@ -235,6 +235,18 @@ def test_a_long_line_without_many_ties_is_split_and_not_merged(emulated, monkeyp
     assert torch.equal(found.places, places)
 
 
+@pytest.mark.parametrize("kind", ["bfloat16", "ties"])
+def test_a_long_line_with_ties_may_have_them_in_any_order(kind, emulated, monkeypatch):
+    """Without the deterministic mode; its stretches are sorted by digits, or it is merged if one is too long."""
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    lines = torch.randn(1, 40_000, 2, generator=torch.Generator().manual_seed(1))
+    lines = lines.bfloat16().float() if kind == "bfloat16" else (lines * 2).round()
+    found = cuda.sort_lines(lines)
+    assert torch.equal(found.places, lines.transpose(1, 2).sort(dim=-1).values)
+    assert torch.equal(found.order.sort(dim=-1).values, torch.arange(40_000).int().expand(1, 2, -1))
+    assert torch.equal(lines.transpose(1, 2).gather(2, found.order.long()), found.places)
+
+
 @pytest.mark.parametrize("floor", [0.0, 0.5])
 def test_quotients_match_what_the_operators_do_on_a_cpu(floor):
     generator = torch.Generator().manual_seed(2)

@@ -189,6 +189,8 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
                 (heads * dims,), 1024, points, order, places, None, count, dims, 1, shared=shared
             )
             return
+        # equal keys keep their order, for the sake of bitwise equal sums; else they are sorted twice as fast
+        stable = int(torch.are_deterministic_algorithms_enabled())
         parts = math.ceil(count / (_FILLED * length))
         sample = points[:, :: math.ceil(count / min(length, _SAMPLED * parts))].contiguous()
         shape = (heads, dims, sample.shape[1])
@@ -198,10 +200,10 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
         sizes, done = (torch.empty(heads * dims * n, dtype=torch.int32, device=points.device) for n in (parts, 1))
         Kernel(_SORT, "split", defines)(
             (heads * math.ceil(dims / _SPLIT),), 1024, points, bounds, pairs, sizes, done, count, dims, parts,
-            sample.shape[1], shared=8 * parts * _SPLIT,
+            sample.shape[1], stable, shared=8 * parts * _SPLIT,
         )  # fmt: skip
         Kernel(_SORT, "sort_parts", defines)(
-            (heads * dims * parts,), 1024, pairs, sizes, done, order, places, count, parts, shared=shared
+            (heads * dims * parts,), 1024, pairs, sizes, done, order, places, count, parts, stable, shared=shared
         )
         # for lines that are not sorted yet, runs and merged ones take turns in two pairs of buffers, such that the last
         # one is the result
