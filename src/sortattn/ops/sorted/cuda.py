@@ -17,9 +17,13 @@ from .lines import Bandwidth
 _WALK, _SORT = (Path(__file__).with_name(f"{name}.cu") for name in ("walk", "sort"))
 # weights may be None, for ones, and a bandwidth for all heads a number
 WANTS_TENSORS = False
+# rows of values may be in 16 bits, which are gathered at twice the rate
+TAKES_16_BITS = True
 # the backward pass sorts again: argsorts are as large as queries and keys, and take 1.7 ms of 28 at 16,384 points
 KEEPS_ORDER = False
 _REALS = {torch.float32: "float", torch.float64: "double"}
+# rows of sources in 16 bits, as in walk.cu
+_NARROW = {torch.float16: 1, torch.bfloat16: 2}
 # keys of a thread of a block that sorts, at most: sixteen thousand in its shared memory
 _ITEMS = 16
 # places that a block merges, and lines that one splits, as in sort.cu
@@ -66,18 +70,19 @@ def groups(query: Tensor, key: Tensor, value: Tensor, terms: Terms, *, backward:
     Where these leave little of it, as with many queries and few keys, a group still has its share.
     """
     (problems, rows, dims), (_, columns, channels) = query.shape, value.shape
-    size, tracks, width = value.element_size(), _tracks(terms, False), _width(channels, value.dtype)
+    size, tracks, width = query.element_size(), _tracks(terms, False), _width(channels, query.dtype)
     stride = math.ceil(channels / width) * width
     lines = (rows + columns) * dims * (4 + size)
-    moments = 8 * tracks.number * _moments(tracks, max(rows, columns) if backward else columns, dims, width, stride)
-    results = (rows + columns) * dims + columns * stride if backward else rows * stride
-    # rows are copied where warps take more channels than there are
-    copies = (stride > channels) * (rows + 2 * columns if backward else rows + columns) * stride
+    moments = size * tracks.number * _moments(tracks, max(rows, columns) if backward else columns, dims, width, stride)
+    # rows are copied where warps take more channels than there are, and values of 16 bits for inner products
+    copies = (stride > channels) * (rows + 2 * columns if backward else rows + columns)
+    if backward and value.dtype != query.dtype:
+        copies = max(copies, 2 * columns)
     inputs = problems * ((rows + columns) * dims + columns * channels) * size
     kept = problems * rows * (channels + 1) * size
     # less what is small and what an allocator adds
     room = max(max(_WORKSPACE, inputs * 15 // 16) - kept, _WORKSPACE // 4)
-    return _groups(problems, lines + moments + (results + copies) * size, room)
+    return _groups(problems, lines + moments + copies * stride * size, room)
 
 
 def forward(
@@ -85,20 +90,14 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sums of values and of weights for all queries, see `cpu.forward`, and no argsorts."""
 
-    def walk(some: slice) -> tuple[Tensor, Tensor]:
-        queries, keys = sort_lines(query[some]), sort_lines(key[some])
+    sums, total = query.new_empty(*query.shape[:2], value.shape[2]), query.new_empty(query.shape[:2])
+    for some in groups(query, key, value, terms):
         extra = None if weight is None else weight[some]
         tau = bandwidth if isinstance(bandwidth, float) else bandwidth[some]
-        return scatter(keys, queries, value[some], extra, terms, tau, False)
-
-    several = groups(query, key, value, terms)
-    if len(several) == 1:
-        sums, total = walk(several[0])
-    else:
-        sums = value.new_empty(*query.shape[:2], value.shape[2])
-        total = value.new_empty(query.shape[:2])
-        for some in several:
-            sums[some], total[some] = walk(some)
+        # by name for no longer than it takes: lines of the next group take their place
+        lines = sort_lines(key[some]), sort_lines(query[some])
+        scatter(*lines, value[some], extra, terms, tau, False, into=(sums[some], total[some]))
+        del lines
     nothing = (query.new_empty(query.shape[0], query.shape[2], 0, dtype=torch.int32) for _ in range(2))
     return sums, total, *nothing
 
@@ -111,12 +110,16 @@ def scatter(
     terms: Terms,
     bandwidth: Bandwidth,
     mirrored: bool,
+    into: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Sum `rows (P, N, C)` and `extra (P, N)` of the sources for the targets, see `cpu.scatter`."""
     walk = _Walk(_tracks(terms, mirrored), sources, targets, rows, extra, bandwidth)
-    out, out_extra = walk.nothing(terms.constant)
-    walk.run(out, out_extra, None, None, None)
-    return out[..., : rows.shape[2]].contiguous(), out_extra
+    if into is None:
+        into = walk.empty(walk.number, rows.shape[2]), walk.empty(walk.number)
+    out = walk.begin(terms.constant, *into)
+    walk.run(out, into[1], None, None, None)
+    _deliver(out, into[0])
+    return into
 
 
 def dot(
@@ -130,10 +133,11 @@ def dot(
     bandwidth: Bandwidth,
     mirrored: bool,
     factors: Bandwidth,
+    into: Tensor | None = None,
 ) -> Tensor:
     """The sums of `scatter` along each dimension by itself, multiplied with rows of the targets, see `cpu.dot`."""
     walk = _Walk(_tracks(terms, mirrored), sources, targets, rows, extra, bandwidth)
-    products = walk.no_products()
+    products = (walk.empty(walk.number, walk.dims) if into is None else into).zero_()
     walk.run(None, None, walk.padded(other), other_extra, products)
     return products.mul_(factors if isinstance(factors, float) else factors.to(products.dtype)[:, None, None])
 
@@ -148,13 +152,20 @@ def towards_keys(
     terms: Terms,
     slope: Terms,
     bandwidth: Bandwidth,
-) -> tuple[Tensor, Tensor, Tensor]:
+    into: tuple[Tensor, Tensor, Tensor],
+) -> None:
     """The gradients of values, weights and keys, see `cpu.towards_keys`; one walk does for all of them."""
     walk = _Walk(_tracks(terms, mirrored=True, slopes=True), queries, keys, grad, grad_extra, bandwidth)
-    out, out_extra = walk.nothing(terms.constant)
-    products = walk.no_products()
-    walk.run(out, out_extra, walk.padded(value), weight, products)
-    return out[..., : grad.shape[2]].contiguous(), out_extra, products
+    by_value, by_weight, by_key = into
+    out = walk.begin(terms.constant, by_value, by_weight)
+    walk.run(out, by_weight, walk.padded(value), weight, by_key.zero_())
+    _deliver(out, by_value)
+
+
+def _deliver(out: Tensor, into: Tensor) -> None:
+    """Sums to where they are wanted, if they are not there: without what was padded, or in 16 bits."""
+    if out is not into:
+        into.copy_(out[..., : into.shape[2]])
 
 
 def sort_lines(points: Tensor) -> Lines:
@@ -165,7 +176,7 @@ def sort_lines(points: Tensor) -> Lines:
     # a short line is sorted in shared memory, a long one needs room for its stretches
     short = points.dtype == torch.float32 and count <= 1024 * _ITEMS
     each = 0 if short else 4 * points.element_size() * count * dims
-    for some in _groups(problems, each, max(_WORKSPACE, points.numel() * points.element_size())):
+    for some in _groups(problems, each, max(_WORKSPACE // 4, points.numel() * points.element_size())):
         if points.dtype == torch.float32 and points.numel():
             _launch_sort(points[some], order[some], places[some])
             continue
@@ -323,7 +334,9 @@ class _Walk:
         bandwidth: Bandwidth,
     ):
         self.tracks, self.sources, self.targets = tracks, sources, targets
-        self.width = _width(rows.shape[2], rows.dtype)
+        # of the sums; rows may be in 16 bits
+        self.dtype = targets.places.dtype
+        self.width = _width(rows.shape[2], self.dtype)
         self.rows, self.extra = self.padded(rows), extra
         fixed = isinstance(bandwidth, float)
         self.bandwidth, self.tau = (None, bandwidth) if fixed else (bandwidth.contiguous(), 0.0)
@@ -341,7 +354,7 @@ class _Walk:
         blocks, table = math.ceil(self.count / tracks.block), _table(tracks.tables, self.rows.device)
         everything, shape = self.problems * tracks.number * self.dims, (tracks.number, self.count, self.dims)
         size = self.problems * tracks.number * _moments(tracks, self.count, self.dims, self.width, self.stride)
-        moments = torch.empty(size, dtype=torch.float64, device=self.rows.device)
+        moments = torch.empty(size, dtype=self.dtype, device=self.rows.device)
         Kernel(_WALK, "summarise", defines)(
             (math.ceil(everything * blocks / _WARPS), self.parts), 32 * _WARPS, *self.sources, self.rows, self.extra,
             table, self.bandwidth, self.tau, moments, everything, *shape, self.stride, tracks.mirrored,
@@ -353,20 +366,27 @@ class _Walk:
         )  # fmt: skip
         return moments
 
-    def nothing(self, constant: float) -> tuple[Tensor, Tensor]:
-        """What the sums are added to: zeros, or the kernel's constant for every source and dimension."""
-        shape = (self.problems, self.number, self.stride)
-        if not constant:
-            return self.rows.new_zeros(shape), self.rows.new_zeros(shape[:2])
-        constant *= self.dims
-        rows = (constant * self.rows.sum(1, keepdim=True)).repeat(1, self.number, 1)
-        if self.extra is None:
-            return rows, self.rows.new_full(shape[:2], constant * self.count)
-        return rows, (constant * self.extra.sum(1, keepdim=True)).repeat(1, self.number)
+    def begin(self, constant: float, out: Tensor, out_extra: Tensor) -> Tensor:
+        """Fills what the sums are added to: with zeros, or the kernel's constant for every source and dimension.
 
-    def no_products(self) -> Tensor:
-        """Zeros to add inner products to."""
-        return self.rows.new_zeros(self.problems, self.number, self.dims)
+        Returns the rows, which are others than `out` if these have fewer channels than warps take, or 16 bits.
+        """
+        if out.shape[2] != self.stride or out.dtype != self.dtype:
+            out = self.empty(self.number, self.stride)
+        constant *= self.dims
+        if not constant:
+            out.zero_(), out_extra.zero_()
+            return out
+        out.copy_(constant * self.rows.sum(1, keepdim=True, dtype=self.dtype))
+        if self.extra is None:
+            out_extra.fill_(constant * self.count)
+        else:
+            out_extra.copy_(constant * self.extra.sum(1, keepdim=True))
+        return out
+
+    def empty(self, *shape: int) -> Tensor:
+        """Room for sums of all heads."""
+        return self.rows.new_empty(self.problems, *shape, dtype=self.dtype)
 
     def run(
         self,
@@ -391,8 +411,9 @@ class _Walk:
         whole = length >= self.number and not self.tracks.both
         defines = _defines(
             self.tracks,
-            self.rows.dtype,
+            self.dtype,
             self.width,
+            narrow=_NARROW.get(self.rows.dtype, 0),
             added=out is not None,
             multiplied=products is not None,
             ordered=ordered,
@@ -424,7 +445,7 @@ class _Walk:
         together = dims * (1 if self.tracks.folded else tracks)
         runs = warps / (together * self.problems * self.parts)
         # rows of the heads that are walked at a time, read and written at random
-        head = (self.count + self.number) * self.width * self.rows.element_size()
+        head = (self.count * self.rows.element_size() + self.number * self.dtype.itemsize) * self.width
         heads = min(warps / together, self.problems)
         if heads * head > cache:
             share = 2 * _SHARE if self.tracks.compact else _SHARE
@@ -435,7 +456,7 @@ class _Walk:
 
 @functools.lru_cache(maxsize=256)
 def _defines(
-    tracks: _Tracks, dtype: torch.dtype, width: int, *, added: bool, multiplied: bool, ordered: bool
+    tracks: _Tracks, dtype: torch.dtype, width: int, *, added: bool, multiplied: bool, ordered: bool, narrow: int = 0
 ) -> Defines:
     # shared memory: lists of sources and targets, the side, and the rows of targets
     places = (32 * (1 + tracks.halves) if tracks.nodes == 1 else 64 * tracks.nodes) + 2 * _CHUNK
@@ -450,6 +471,7 @@ def _defines(
     return (
         ("REAL", _REALS[dtype]),
         ("VEC", width // 32),
+        ("NARROW", narrow),
         ("NODES", tracks.nodes),
         ("POWERS", tracks.powers),
         ("HALVES", int(tracks.halves)),

@@ -19,7 +19,8 @@
 //
 // A folded line has two tracks, one from zero upwards and one from zero downwards, see `kernels.Terms`.
 //
-// Macros: REAL and VEC (channels of a lane), NODES and POWERS (coefficients of a polynomial), HALVES (ties count half),
+// Macros: REAL and VEC (channels of a lane), NARROW (rows of sources are in 16 bits: 0, or 1 for float16 and 2 for
+// bfloat16), NODES and POWERS (coefficients of a polynomial), HALVES (ties count half),
 // RATE (whether there is an exponential), BOTH (sources above count too), COMPACT, FOLDED (0, or 1 and -1 as in
 // `Terms`), PRODUCTS (inner products instead of scattered sums), SLOPES (scattered sums, and inner products with their
 // derivatives), ORDERED (no atomics: one dimension of a head and one track at a time), CHUNK (rows that a lane has on
@@ -34,6 +35,8 @@ constexpr int WIDTH = 32 * VEC;
 constexpr int WARPS = 4;
 // sources of a block of `summarise`; fewer, where runs begin with more than one of them
 constexpr int BLOCK = BOTH || COMPACT ? 128 : 256;
+// blocks whose moments are on their way at a time, of a warp that goes along a track
+constexpr int AHEAD = 4;
 // blocks of a group, whose moments are summed where only a window counts
 constexpr int GROUP = 16;
 // a compact window with at most so many sources is summed one by one
@@ -95,6 +98,35 @@ __device__ inline double exponential(double x) { return exp(x); }
 struct alignas(VEC * sizeof(real)) Row {
     real at[VEC];
 };
+
+// A row of a source as it is stored, and as it is added.
+#if NARROW
+struct alignas(VEC * 2) Stored {
+    unsigned short at[VEC];
+};
+
+__device__ inline float widen(unsigned short bits) {
+    if (NARROW == 2) return __uint_as_float(unsigned(bits) << 16);
+#ifdef __CUDA_ARCH__
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+#else
+    // 2^112 moves the exponent to where a float has it, and what is below the normal numbers with it
+    float x = __uint_as_float(unsigned(bits & 0x7fff) << 13) * 5.192296858534828e33f;
+    return bits & 0x8000 ? -x : x;
+#endif
+}
+__device__ inline Row widen(const Stored &stored) {
+    Row row;
+#pragma unroll
+    for (int c = 0; c < VEC; c++) row.at[c] = widen(stored.at[c]);
+    return row;
+}
+#else
+typedef Row Stored;
+__device__ inline Row widen(const Stored &stored) { return stored; }
+#endif
 
 // How many of the first of `count` items hold, where those that do come first; all lanes search together.
 template <typename F> __device__ int count_first(int count, int lane, F holds) {
@@ -300,7 +332,7 @@ template <typename T, int COUNT = SUMS> struct Numbers {
         for (int c = 0; c < VEC; c++) at[l][c] *= factor;
         extra[l] *= factor;
     }
-    __device__ void load(const double *place, int lane) {
+    __device__ void load(const real *place, int lane) {
 #pragma unroll
         for (int l = 0; l < COUNT; l++) {
 #pragma unroll
@@ -308,12 +340,12 @@ template <typename T, int COUNT = SUMS> struct Numbers {
             extra[l] = place[l * (WIDTH + 1) + WIDTH];
         }
     }
-    __device__ void store(double *place, int lane) const {
+    __device__ void store(real *place, int lane) const {
 #pragma unroll
         for (int l = 0; l < COUNT; l++) {
 #pragma unroll
-            for (int c = 0; c < VEC; c++) place[l * (WIDTH + 1) + c * 32 + lane] = at[l][c];
-            if (lane == 0) place[l * (WIDTH + 1) + WIDTH] = extra[l];
+            for (int c = 0; c < VEC; c++) place[l * (WIDTH + 1) + c * 32 + lane] = real(at[l][c]);
+            if (lane == 0) place[l * (WIDTH + 1) + WIDTH] = real(extra[l]);
         }
     }
 };
@@ -345,16 +377,16 @@ __device__ inline void move_state(Numbers<double> &state, double distance, doubl
     if (BOTH) move_side<RATE, SUMS - POWERS>(state, -distance, rate);
 }
 
-// Rows of a head as one lane sees them.
-struct Rows {
+// Rows of a head as one lane sees them: from channel `first` of all heads on, with `stride` channels each.
+template <typename T> struct Rows {
     const char *start;
     unsigned stride;
 
-    __device__ Rows(const real *rows, index_t stride, int lane)
-        : start(reinterpret_cast<const char *>(rows + lane * VEC)), stride(unsigned(stride * sizeof(real))) {}
-    __device__ Row load(int index) const {
-        return *reinterpret_cast<const Row *>(start + index_t(unsigned(index)) * stride);
-    }
+    __device__ Rows(const void *rows, index_t first, index_t stride, int lane)
+        : start(reinterpret_cast<const char *>(rows) + first * index_t(sizeof(T) / VEC) + lane * sizeof(T)),
+          stride(unsigned(stride * (sizeof(T) / VEC))) {}
+    __device__ const char *at(int index) const { return start + index_t(unsigned(index)) * stride; }
+    __device__ T load(int index) const { return *reinterpret_cast<const T *>(at(index)); }
 };
 
 // The extra scalars of a head: all one, if there are none.
@@ -387,9 +419,9 @@ __device__ inline index_t moment_places(index_t blocks) {
 // Moments of every block of sources around the first source behind it, and with BOTH around its own first source too:
 // (channel blocks, tracks, moment_places, SIZE).
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-    summarise(const real *places, const int *order, const real *rows, const real *weights, const double *table,
-              const double *taus, double tau, double *moments, index_t tracks, index_t sides, index_t count,
-              index_t dims, index_t stride, index_t mirrored) {
+    summarise(const real *places, const int *order, const void *rows, const real *weights, const double *table,
+              const double *taus, double tau, real *moments, index_t tracks, index_t sides, index_t count, index_t dims,
+              index_t stride, index_t mirrored) {
     __shared__ Source lists[WARPS][32];
     index_t blocks = (count + BLOCK - 1) / BLOCK;
     index_t job = blockIdx.x * index_t(WARPS) + threadIdx.x / 32;
@@ -399,7 +431,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     index_t block = job % blocks, track = job / blocks, p = track / dims / sides, side = track / dims % sides;
     Line line(places, order, p * dims + track % dims, count, mirrored >> side & 1);
     if (FOLDED) line.keep_half(false, lane);
-    Rows source_rows(rows + p * count * stride + blockIdx.y * WIDTH, stride, lane);
+    Rows<Stored> source_rows(rows, p * count * stride + blockIdx.y * WIDTH, stride, lane);
     real rate = real(table[TABLE - 1] / (taus ? taus[p] : tau));
     int start = int(block * BLOCK), stop = min(start + BLOCK, line.count);
     if (start >= stop) return;
@@ -429,11 +461,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
         sum.clear();
 #pragma unroll
         for (int i = 0; i < 32; i += CHUNK) {
-            Row some[CHUNK];
+            Stored some[CHUNK];
 #pragma unroll
             for (int k = 0; k < CHUNK; k++) some[k] = source_rows.load(list[i + k].index);
 #pragma unroll
-            for (int k = 0; k < CHUNK; k++) sum.add_row(list[i + k].weight, some[k]);
+            for (int k = 0; k < CHUNK; k++) sum.add_row(list[i + k].weight, widen(some[k]));
         }
         total.add_rows(sum);
 #pragma unroll
@@ -446,8 +478,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 // behind the last block are those of all sources. With BOTH, other warps go down from the top, to those of all sources
 // from its first one on. Of a compact kernel, each warp sums a group of blocks, around the first source behind it.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-    accumulate(const real *places, const int *order, const double *table, const double *taus, double tau,
-               double *moments, index_t tracks, index_t sides, index_t count, index_t dims, index_t mirrored) {
+    accumulate(const real *places, const int *order, const double *table, const double *taus, double tau, real *moments,
+               index_t tracks, index_t sides, index_t count, index_t dims, index_t mirrored) {
     index_t blocks = (count + BLOCK - 1) / BLOCK;
     index_t groups = (blocks + GROUP - 1) / GROUP, jobs = COMPACT ? groups : BOTH ? 2 : 1;
     index_t job = blockIdx.x * index_t(WARPS) + threadIdx.x / 32, track = job / jobs;
@@ -457,29 +489,44 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     Line line(places, order, p * dims + track % dims, count, mirrored >> side & 1);
     if (FOLDED) line.keep_half(false, lane);
     double rate = table[TABLE - 1] / (taus ? taus[p] : tau);
-    double *start = moments + (blockIdx.y * tracks + track) * moment_places(blocks) * SIZE;
+    real *start = moments + (blockIdx.y * tracks + track) * moment_places(blocks) * SIZE;
     int number = (line.count + BLOCK - 1) / BLOCK;
     int first = COMPACT ? int(job % jobs) * GROUP : 0, last = COMPACT ? min(first + GROUP, number) : number;
     bool down = BOTH && job % 2;
     auto place = [&](int block) { return start + block * SIZE + (down ? HALF : 0); };
     // what the moments before and after this block are around
     auto origin = [&](int block) { return double(line.place(min(block * BLOCK, line.count - 1))); };
-    Numbers<double, POWERS> state, next;
+    auto block_of = [&](int i) { return down ? number - 1 - i : i; };
+    Numbers<double, POWERS> state;
+    // the next blocks are on their way while one is added
+    Numbers<real, POWERS> next[AHEAD];
     state.clear();
-    if (number) next.load(place(down ? last - 1 : first), lane);
-    for (int i = first; i < last; i++) {
-        Numbers<double, POWERS> here = next;
-        int block = down ? number - 1 - i : i;
-        double distance = origin(block + 1) - origin(block);
-        // the next block is on its way while this one is added
-        if (i + 1 < last) next.load(place(down ? block - 1 : block + 1), lane);
-        __syncwarp();
-        if (!down && !COMPACT) state.store(place(block), lane);
-        move_side<true, 0>(state, distance, rate);
-        state.add_rows(here);
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) state.extra[l] += here.extra[l];
-        if (down) state.store(place(block), lane);
+    for (int k = 0; k < AHEAD; k++) {
+        if (first + k < last) next[k].load(place(block_of(first + k)), lane);
+    }
+    // lane by lane, those of thirty-two blocks
+    double distances = 0.0;
+    for (int several = first; several < last; several += AHEAD) {
+        if ((several - first) % 32 == 0) {
+            int block = block_of(min(several + lane, last - 1));
+            distances = origin(block + 1) - origin(block);
+        }
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            int i = several + k, block = block_of(i);
+            if (i >= last) break;
+            double distance = __shfl_sync(ALL, distances, (i - first) % 32);
+            Numbers<real, POWERS> here = next[k];
+            if (i + AHEAD < last) next[k].load(place(block_of(i + AHEAD)), lane);
+            __syncwarp();
+            if (!down && !COMPACT) state.store(place(block), lane);
+            move_side<true, 0>(state, distance, rate);
+            state.add_rows(here);
+#pragma unroll
+            for (int l = 0; l < POWERS; l++) state.extra[l] += double(here.extra[l]);
+            if (down) state.store(place(block), lane);
+        }
     }
     if (!down) state.store(start + (blocks + (COMPACT ? 1 + job % jobs : 0)) * SIZE, lane);
 }
@@ -637,7 +684,7 @@ struct Copies {
 // if every run is a whole track.
 extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     walk(const real *source_places, const int *source_order, const real *target_places, const int *target_order,
-         const real *rows, const real *weights, const double *table, const double *taus, double tau, const double *sums,
+         const void *rows, const real *weights, const double *table, const double *taus, double tau, const real *sums,
          real *out, real *out_extra, const real *others, const real *other_extra, real *products, index_t heads,
          index_t sides, index_t count, index_t number, index_t dims, index_t stride, index_t mirrored, index_t closed,
          index_t negated, index_t length, index_t first_dim, index_t some_dims, index_t first_part) {
@@ -657,11 +704,14 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     int run = int(blockIdx.x % runs);
     index_t d = first_dim + blockIdx.x / runs % some_dims, rest = blockIdx.x / runs / some_dims;
     index_t side_number = rest % sides, p = rest / sides;
-    Rows source_rows(rows + p * count * stride + channels * WIDTH, stride, lane);
+    Rows<Stored> source_rows(rows, p * count * stride + channels * WIDTH, stride, lane);
+    Rows<Row> other_rows(others, p * number * stride + channels * WIDTH, stride, lane);
     char *outputs = reinterpret_cast<char *>(out + p * number * stride + channels * WIDTH + lane * VEC);
+    auto add_to_row = [&](int index, const real(&sum)[VEC]) {
+        add_to(outputs + index_t(unsigned(index)) * other_rows.stride, sum);
+    };
     out_extra += p * number;
     Scalars target_scalars(other_extra, p * number);
-    others += p * number * stride + channels * WIDTH;
     Copies copies(&arrival, lane);
     Scalars scalars(weights, p * count);
     bool negative = negated >> side_number & 1;
@@ -690,7 +740,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     auto add_listed = [&](int some, Numbers<real> &sum, auto visit) {
         if (!some) return;
         // a ring: the place of a row that has been added is for the one CHUNK behind it
-        Row row[CHUNK];
+        Stored row[CHUNK];
 #pragma unroll
         for (int i = 0; i < CHUNK; i++) row[i] = source_rows.load(sources[i].index);
         for (int first = 0; first < some; first += CHUNK) {
@@ -698,7 +748,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             for (int i = 0; i < CHUNK; i++) {
                 visit(first + i);
                 Source next = sources[first + CHUNK + i];
-                sum.add_row(next.weight, row[i]);
+                sum.add_row(next.weight, widen(row[i]));
                 row[i] = source_rows.load(next.index);
             }
         }
@@ -747,7 +797,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         }
         __syncwarp();
         index_t blocks = (count + BLOCK - 1) / BLOCK, track = (p * sides + side_number) * dims + d;
-        const double *before = sums + (channels * heads * sides * dims + track) * moment_places(blocks) * SIZE;
+        const real *before = sums + (channels * heads * sides * dims + track) * moment_places(blocks) * SIZE;
         if (FOLDED && sums) {
             Numbers<double> all;
             real weight[SUMS];
@@ -757,7 +807,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             for (int l = 0; l < POWERS; l++) state.mix(l, all.at[0], all.extra[0], -double(weight[l]));
         }
         // Add moments of sources at least `distance` below the origin, or above it, with the coefficients there.
-        auto add_moments = [&](const double *place, double distance, const real *coefficients, auto half) {
+        auto add_moments = [&](const real *place, double distance, const real *coefficients, auto half) {
             Numbers<double, POWERS> moments;
             moments.load(place, lane);
             move_side<true, 0>(moments, distance, nodes.rate);
@@ -808,7 +858,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                     for (int i = low; i < high;) {
                         // of a whole group together
                         bool many = i % GROUP == 0 && i + GROUP <= high;
-                        const double *here = before + (many ? blocks + 1 + i / GROUP : i) * SIZE;
+                        const real *here = before + (many ? blocks + 1 + i / GROUP : i) * SIZE;
                         i += many ? GROUP : 1;
                         add_moments(here, distance(j, source_line.place(min(i * BLOCK, source_line.count - 1))),
                                     nodes.below[j], Int<0>());
@@ -936,7 +986,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             real spot = __shfl_sync(ALL, s, which), result = real(0), sum_extra = real(0), sum_slope = real(0);
             real sum[VEC] = {};
             Row other = {};
-            if (MULTIPLIED) other = Rows(others, stride, lane).load(index);
+            if (MULTIPLIED) other = other_rows.load(index);
 #pragma unroll
             for (int j = 0; j < NN; j++) {
                 int n = passed[slot(j)] + __shfl_sync(ALL, rank[j], which);
@@ -948,7 +998,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 derivative = SLOPES ? real(0.5) * derivative : value;
                 for (; n < source_line.count && nodes.beyond(j / EACH, spot, source_line.place(n)) == real(0); n++) {
                     int source = source_line.index(n);
-                    Row row = source_rows.load(source);
+                    Row row = widen(source_rows.load(source));
 #pragma unroll
                     for (int c = 0; c < VEC; c++) {
                         sum[c] += value * row.at[c];
@@ -958,7 +1008,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                     sum_slope += derivative * scalars[source];
                 }
             }
-            if (ADDED) add_to(outputs + index_t(unsigned(index)) * source_rows.stride, sum);
+            if (ADDED) add_to_row(index, sum);
             if (MULTIPLIED) result = sum_lanes(result);
             if (lane == which) tie_extra = sum_extra, tie_slope = sum_slope, tie_product = result;
             unsettled &= unsettled - 1;
@@ -978,8 +1028,8 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             }
         }
         if (MULTIPLIED) {
-            copies.start(listed, lane, slots + place * 32,
-                         reinterpret_cast<const char *>(others) + index_t(unsigned(target)) * source_rows.stride);
+            // from the first lane's channels on
+            copies.start(listed, lane, slots + place * 32, other_rows.at(target) - lane * sizeof(Row));
         }
 
         // the list of sources: each before the first target that has passed it
@@ -1083,7 +1133,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
 #endif
                 }
             }
-            if (ADDED) add_to(outputs + index_t(unsigned(to.index)) * source_rows.stride, sum);
+            if (ADDED) add_to_row(to.index, sum);
             if (MULTIPLIED) {
                 Row &slot = slots[next * 32 + lane];
                 real product = real(0);
@@ -1115,14 +1165,14 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 while (last < source_line.count && nodes.beyond(0, spot, source_line.place(last)) == real(0)) last++;
             }
             Row other = {}, row;
-            if (MULTIPLIED) other = Rows(others, stride, lane).load(index);
+            if (MULTIPLIED) other = other_rows.load(index);
             real sum[VEC] = {}, sum_extra = real(0), sum_slope = real(0);
 #pragma unroll 4
             for (int n = first; n < last; n++) {
                 int source = source_line.index(n);
                 real t = source_line.place(n), scalar = scalars[source], weight = nodes.value(spot, t);
                 real derivative = SLOPES ? nodes.slope(spot, t) : weight;
-                row = source_rows.load(source);
+                row = widen(source_rows.load(source));
 #pragma unroll
                 for (int c = 0; c < VEC; c++) {
                     sum[c] += weight * row.at[c];
@@ -1131,7 +1181,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 sum_extra += weight * scalar;
                 sum_slope += derivative * scalar;
             }
-            if (ADDED) add_to(outputs + index_t(unsigned(index)) * source_rows.stride, sum);
+            if (ADDED) add_to_row(index, sum);
             if (MULTIPLIED) result = sum_lanes(result);
             if (lane == which) extra = sum_extra, extra_slope = sum_slope, product = result;
             few &= few - 1;
