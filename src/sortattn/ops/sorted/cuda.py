@@ -357,7 +357,7 @@ class _Walk:
         moments = torch.empty(size, dtype=self.dtype, device=self.rows.device)
         Kernel(_WALK, "summarise", defines)(
             (math.ceil(everything * blocks / _WARPS), self.parts), 32 * _WARPS, *self.sources, self.rows, self.extra,
-            table, self.bandwidth, self.tau, moments, everything, *shape, self.stride, tracks.mirrored,
+            table, self.bandwidth, self.tau, moments, everything, *shape, tracks.mirrored,
         )  # fmt: skip
         jobs = everything * (math.ceil(blocks / _GROUP) if tracks.compact else 1 + tracks.both)
         Kernel(_WALK, "accumulate", defines)(
@@ -413,6 +413,7 @@ class _Walk:
             self.tracks,
             self.dtype,
             self.width,
+            parts=self.parts,
             narrow=_NARROW.get(self.rows.dtype, 0),
             added=out is not None,
             multiplied=products is not None,
@@ -434,7 +435,7 @@ class _Walk:
             Kernel(_WALK, "walk", defines)(
                 (heads * number * some_dims * runs, some_parts), 32, *self.sources, *self.targets, self.rows,
                 self.extra, table, self.bandwidth, self.tau, moments, *outputs, heads, number, self.count, self.number,
-                self.dims, self.stride, *flags, length, first, some_dims, part,
+                self.dims, *flags, length, first, some_dims, part,
             )  # fmt: skip
 
     def _runs(self, tracks: int, dims: int) -> int:
@@ -456,7 +457,15 @@ class _Walk:
 
 @functools.lru_cache(maxsize=256)
 def _defines(
-    tracks: _Tracks, dtype: torch.dtype, width: int, *, added: bool, multiplied: bool, ordered: bool, narrow: int = 0
+    tracks: _Tracks,
+    dtype: torch.dtype,
+    width: int,
+    *,
+    added: bool,
+    multiplied: bool,
+    ordered: bool,
+    parts: int = 1,
+    narrow: int = 0,
 ) -> Defines:
     # shared memory: lists of sources and targets, the side, and the rows of targets
     places = (32 * (1 + tracks.halves) if tracks.nodes == 1 else 64 * tracks.nodes) + 2 * _CHUNK
@@ -471,6 +480,7 @@ def _defines(
     return (
         ("REAL", _REALS[dtype]),
         ("VEC", width // 32),
+        ("PARTS", parts),
         ("NARROW", narrow),
         ("NODES", tracks.nodes),
         ("POWERS", tracks.powers),

@@ -19,9 +19,9 @@
 //
 // A folded line has two tracks, one from zero upwards and one from zero downwards, see `kernels.Terms`.
 //
-// Macros: REAL and VEC (channels of a lane), NARROW (rows of sources are in 16 bits: 0, or 1 for float16 and 2 for
-// bfloat16), NODES and POWERS (coefficients of a polynomial), HALVES (ties count half),
-// RATE (whether there is an exponential), BOTH (sources above count too), COMPACT, FOLDED (0, or 1 and -1 as in
+// Macros: REAL and VEC (channels of a lane), PARTS (of the channels, each for a warp), NARROW (rows of sources are in
+// 16 bits: 0, or 1 for float16 and 2 for bfloat16), NODES and POWERS (coefficients of a polynomial), HALVES (ties count
+// half), RATE (whether there is an exponential), BOTH (sources above count too), COMPACT, FOLDED (0, or 1 and -1 as in
 // `Terms`), PRODUCTS (inner products instead of scattered sums), SLOPES (scattered sums, and inner products with their
 // derivatives), ORDERED (no atomics: one dimension of a head and one track at a time), CHUNK (rows that a lane has on
 // their way at a time), RESIDENT (warps of a multiprocessor that walk).
@@ -31,6 +31,8 @@ typedef long long index_t;
 
 constexpr unsigned ALL = 0xffffffffu;
 constexpr int WIDTH = 32 * VEC;
+// channels of a row
+constexpr index_t STRIDE = index_t(PARTS) * WIDTH;
 // of a block that sums moments; one that walks has a single warp, as some walks take longer than others
 constexpr int WARPS = 4;
 // sources of a block of `summarise`; fewer, where runs begin with more than one of them
@@ -377,16 +379,47 @@ __device__ inline void move_state(Numbers<double> &state, double distance, doubl
     if (BOTH) move_side<RATE, SUMS - POWERS>(state, -distance, rate);
 }
 
-// Rows of a head as one lane sees them: from channel `first` of all heads on, with `stride` channels each.
+// Rows of a head as one lane sees them, from channel `first` of all heads on. The compiler would add up the parts of
+// the address for every row again, so it is not told what the start is made of.
 template <typename T> struct Rows {
+    static constexpr index_t STEP = STRIDE / VEC * sizeof(T);
     const char *start;
-    unsigned stride;
 
-    __device__ Rows(const void *rows, index_t first, index_t stride, int lane)
-        : start(reinterpret_cast<const char *>(rows) + first * index_t(sizeof(T) / VEC) + lane * sizeof(T)),
-          stride(unsigned(stride * (sizeof(T) / VEC))) {}
-    __device__ const char *at(int index) const { return start + index_t(unsigned(index)) * stride; }
-    __device__ T load(int index) const { return *reinterpret_cast<const T *>(at(index)); }
+    __device__ Rows(const void *rows, index_t first, int lane)
+        : start(reinterpret_cast<const char *>(rows) + first * index_t(sizeof(T) / VEC) + lane * sizeof(T)) {
+#ifdef __CUDA_ARCH__
+        asm("cvta.to.global.u64 %0, %0;" : "+l"(start));
+#endif
+    }
+    __device__ T *at(int index) const {
+        const char *place = start + index_t(unsigned(index)) * STEP;
+#ifdef __CUDA_ARCH__
+        return static_cast<T *>(__cvta_global_to_generic(reinterpret_cast<unsigned long long>(place)));
+#else
+        return reinterpret_cast<T *>(const_cast<char *>(place));
+#endif
+    }
+    __device__ T load(int index) const { return *at(index); }
+};
+
+// A place in a list in shared memory; its address is kept, as the compiler would make it anew for every item.
+template <typename T> struct Cursor {
+#ifdef __CUDA_ARCH__
+    unsigned place;
+
+    __device__ Cursor(T *list, int first) : place(unsigned(__cvta_generic_to_shared(list + first))) {
+        asm("" : "+r"(place));
+    }
+    __device__ T &here() const { return *static_cast<T *>(__cvta_shared_to_generic(place)); }
+    __device__ void step(int some) { place += some * unsigned(sizeof(T)); }
+#else
+    T *place;
+
+    Cursor(T *list, int first) : place(list + first) {}
+    T &here() const { return *place; }
+    void step(int some) { place += some; }
+#endif
+    __device__ bool before(const Cursor &other) const { return place < other.place; }
 };
 
 // The extra scalars of a head: all one, if there are none.
@@ -421,7 +454,7 @@ __device__ inline index_t moment_places(index_t blocks) {
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     summarise(const real *places, const int *order, const void *rows, const real *weights, const double *table,
               const double *taus, double tau, real *moments, index_t tracks, index_t sides, index_t count, index_t dims,
-              index_t stride, index_t mirrored) {
+              index_t mirrored) {
     __shared__ Source lists[WARPS][32];
     index_t blocks = (count + BLOCK - 1) / BLOCK;
     index_t job = blockIdx.x * index_t(WARPS) + threadIdx.x / 32;
@@ -431,7 +464,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     index_t block = job % blocks, track = job / blocks, p = track / dims / sides, side = track / dims % sides;
     Line line(places, order, p * dims + track % dims, count, mirrored >> side & 1);
     if (FOLDED) line.keep_half(false, lane);
-    Rows<Stored> source_rows(rows, p * count * stride + blockIdx.y * WIDTH, stride, lane);
+    Rows<Stored> source_rows(rows, p * count * STRIDE + blockIdx.y * WIDTH, lane);
     real rate = real(table[TABLE - 1] / (taus ? taus[p] : tau));
     int start = int(block * BLOCK), stop = min(start + BLOCK, line.count);
     if (start >= stop) return;
@@ -565,8 +598,8 @@ struct alignas(16) Target {
     int after;
 };
 
-__device__ inline void add_to(char *where, const real (&sum)[VEC]) {
-    real *place = reinterpret_cast<real *>(where);
+__device__ inline void add_to(Row &row, const real (&sum)[VEC]) {
+    real *place = row.at;
 #if ORDERED
 #pragma unroll
     for (int c = 0; c < VEC; c++) place[c] += sum[c];
@@ -613,7 +646,7 @@ struct Copies {
         __syncwarp();
     }
     // The rows of lanes that are in `some`, each with a row of its own to bring `to` its place.
-    __device__ void start(unsigned some, int lane, Row *to, const char *from) {
+    __device__ void start(unsigned some, int lane, Row *to, const Row *from) {
         if (!some) return;
         // what has been read and written there before
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -646,7 +679,7 @@ struct Copies {
 #else
     __device__ Copies(unsigned long long *, int) {}
     // sixteen bytes at a time
-    __device__ void start(unsigned some, int lane, Row *to, const char *from) {
+    __device__ void start(unsigned some, int lane, Row *to, const Row *from) {
         constexpr int PIECES = BYTES / 16;
 #pragma unroll
         for (int i = 0; i < 32; i += 32 / PIECES) {
@@ -676,7 +709,7 @@ struct Copies {
 
 // Sum the sources for a run of sorted targets.
 //
-// They are added to `out (heads, targets, stride)` and `out_extra (heads, targets)`. With PRODUCTS they are multiplied
+// They are added to `out (heads, targets, STRIDE)` and `out_extra (heads, targets)`. With PRODUCTS they are multiplied
 // instead with such rows `others` and scalars `other_extra`, and the inner products are added to `products (heads,
 // targets, dims)`. With SLOPES the sums are added, and their derivatives by the targets multiplied.
 // Weights and bandwidths may be null, for ones and for `tau`. Bits of `mirrored`, `closed` (ties count) and `negated`
@@ -686,8 +719,8 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     walk(const real *source_places, const int *source_order, const real *target_places, const int *target_order,
          const void *rows, const real *weights, const double *table, const double *taus, double tau, const real *sums,
          real *out, real *out_extra, const real *others, const real *other_extra, real *products, index_t heads,
-         index_t sides, index_t count, index_t number, index_t dims, index_t stride, index_t mirrored, index_t closed,
-         index_t negated, index_t length, index_t first_dim, index_t some_dims, index_t first_part) {
+         index_t sides, index_t count, index_t number, index_t dims, index_t mirrored, index_t closed, index_t negated,
+         index_t length, index_t first_dim, index_t some_dims, index_t first_part) {
     // where a source has its index, the one CHUNK before it has its weights: what is needed at a time is read at a
     // time; behind the last source of a list stand some with a weight of zero
     __shared__ Source sources[LIST + 2 * CHUNK];
@@ -704,12 +737,9 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     int run = int(blockIdx.x % runs);
     index_t d = first_dim + blockIdx.x / runs % some_dims, rest = blockIdx.x / runs / some_dims;
     index_t side_number = rest % sides, p = rest / sides;
-    Rows<Stored> source_rows(rows, p * count * stride + channels * WIDTH, stride, lane);
-    Rows<Row> other_rows(others, p * number * stride + channels * WIDTH, stride, lane);
-    char *outputs = reinterpret_cast<char *>(out + p * number * stride + channels * WIDTH + lane * VEC);
-    auto add_to_row = [&](int index, const real(&sum)[VEC]) {
-        add_to(outputs + index_t(unsigned(index)) * other_rows.stride, sum);
-    };
+    Rows<Stored> source_rows(rows, p * count * STRIDE + channels * WIDTH, lane);
+    Rows<Row> other_rows(others, p * number * STRIDE + channels * WIDTH, lane);
+    Rows<Row> output_rows(out, p * number * STRIDE + channels * WIDTH, lane);
     out_extra += p * number;
     Scalars target_scalars(other_extra, p * number);
     Copies copies(&arrival, lane);
@@ -736,7 +766,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     Numbers<double> state;
     real origin = target_line.place(at), renewed = origin;
 
-    // Go through the first `some` sources of the list and call `visit(i)` before each.
+    // Go through the first `some` sources of the list and call `visit(first, i)` before source `first + i`.
     auto add_listed = [&](int some, Numbers<real> &sum, auto visit) {
         if (!some) return;
         // a ring: the place of a row that has been added is for the one CHUNK behind it
@@ -746,7 +776,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         for (int first = 0; first < some; first += CHUNK) {
 #pragma unroll
             for (int i = 0; i < CHUNK; i++) {
-                visit(first + i);
+                visit(first, i);
                 Source next = sources[first + CHUNK + i];
                 sum.add_row(next.weight, widen(row[i]));
                 row[i] = source_rows.load(next.index);
@@ -775,7 +805,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             __syncwarp();
             Numbers<real> some;
             some.clear();
-            add_listed(min(last - n, 32), some, [](int) {});
+            add_listed(min(last - n, 32), some, [](int, int) {});
             state.add_rows(some);
         }
         __syncwarp();
@@ -1008,7 +1038,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                     sum_slope += derivative * scalars[source];
                 }
             }
-            if (ADDED) add_to_row(index, sum);
+            if (ADDED) add_to(*output_rows.at(index), sum);
             if (MULTIPLIED) result = sum_lanes(result);
             if (lane == which) tie_extra = sum_extra, tie_slope = sum_slope, tie_product = result;
             unsettled &= unsettled - 1;
@@ -1029,7 +1059,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         }
         if (MULTIPLIED) {
             // from the first lane's channels on
-            copies.start(listed, lane, slots + place * 32, other_rows.at(target) - lane * sizeof(Row));
+            copies.start(listed, lane, slots + place * 32, other_rows.at(target) - lane);
         }
 
         // the list of sources: each before the first target that has passed it
@@ -1111,11 +1141,15 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             // through a shuffle, as the compiler would convert it for every target again
             for (int c = 0; c < VEC; c++) base.at[l][c] = __shfl_sync(ALL, base.at[l][c], lane);
         }
-        int next = 0, due = written ? targets[32].after : NEVER;
+        // the next target is due before source `since + due`
+        int since = 0, due = written ? targets[32].after : NEVER;
         if (lane == 0 && written) targets[written - 1].after = NEVER;
         __syncwarp();
+        Cursor<Target> next(targets, 0), last(targets, written);
+        Cursor<Row> slot_of_next(slots, lane);
         auto write = [&]() {
-            Target to = targets[next];
+            Target to = next.here();
+            next.step(1);
             real sum[VEC], derivative[VEC];
 #pragma unroll
             for (int l = 0; l < SUMS; l++) {
@@ -1133,22 +1167,23 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
 #endif
                 }
             }
-            if (ADDED) add_to_row(to.index, sum);
+            if (ADDED) add_to(*output_rows.at(to.index), sum);
             if (MULTIPLIED) {
-                Row &slot = slots[next * 32 + lane];
+                Row &slot = slot_of_next.here();
                 real product = real(0);
 #pragma unroll
                 for (int c = 0; c < VEC; c++) product += (SLOPES ? derivative[c] : sum[c]) * slot.at[c];
                 // what the lanes have is summed below, all targets side by side
                 slot.at[0] = product;
+                slot_of_next.step(32);
             }
-            due = to.after;
-            next++;
+            due = to.after - since;
         };
-        add_listed(total, local, [&](int i) {
+        add_listed(total, local, [&](int first, int i) {
+            if (i == 0) due -= first - since, since = first;
             while (due <= i) write();
         });
-        while (next < written) write();
+        while (next.before(last)) write();
         state.add_rows(local);
         __syncwarp();
         real product = real(0);
@@ -1181,7 +1216,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 sum_extra += weight * scalar;
                 sum_slope += derivative * scalar;
             }
-            if (ADDED) add_to_row(index, sum);
+            if (ADDED) add_to(*output_rows.at(index), sum);
             if (MULTIPLIED) result = sum_lanes(result);
             if (lane == which) extra = sum_extra, extra_slope = sum_slope, product = result;
             few &= few - 1;
