@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sortattn
-from sortattn.ops.sorted import api, backend, cuda, quotient, sign
+from sortattn.ops.sorted import api, cuda, quotient, sign
 from sortattn.ops.sorted.quotient import _SOURCE as QUOTIENT
 
 from .cases import BOX, CASES
@@ -35,7 +35,7 @@ def emulated(monkeypatch):
     monkeypatch.setattr(cuda, "Kernel", EmulatedKernel)
     monkeypatch.setattr(cuda, "_device", lambda device: (1, 50 << 20))
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    for user in (api, backend, sign):
+    for user in (api, sign):
         monkeypatch.setattr(user, "walker", lambda device: cuda)
     return cuda
 
@@ -107,25 +107,6 @@ def test_sums_and_gradients_match_the_definition(name, shape, kind, emulated, mo
         assert got.is_contiguous(), part
         error = (got - wanted).norm() / wanted.norm().clamp(min=1e-3)
         assert error < (2e-6 if part in ("output", "value") else 1e-5), (part, error)
-
-
-@pytest.mark.parametrize("channels", [20, 64, 100])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=lambda dtype: str(dtype)[6:])
-@pytest.mark.parametrize("name", KERNELS)
-def test_rows_of_16_bits_are_summed_in_float32(name, dtype, channels, emulated, monkeypatch):
-    monkeypatch.setattr(cuda, "_SHORT", 32)
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
-    query, key, value = points("ties", 1, 70, 300, 1, channels)
-    narrow = value.to(dtype)
-    # below the normal numbers of float16
-    narrow[0, 0, 0] = 2.0**-20
-    lines = cuda.sort_lines(key), cuda.sort_lines(query)
-    got, wanted = (
-        cuda.scatter(*lines, rows, None, KERNELS[name].terms(), 1.25, False) for rows in (narrow, narrow.float())
-    )
-    assert got[0].dtype == torch.float32
-    for sums, expected in zip(got, wanted, strict=True):
-        torch.testing.assert_close(sums, expected)
 
 
 @pytest.mark.parametrize("name", ["add_riesz", "add_bump"])

@@ -38,8 +38,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sums `(P, M, C)`, those of the weights `(P, M)`, and the argsorts of queries and keys by dimension, if kept.
 
-    Without `weight (P, N)` they are all one, without `bandwidth (P,)` it is `tau` for all. Values may be in 16 bits for
-    a walker that takes them; sums are in the type of the queries.
+    Without `weight (P, N)` they are all one, without `bandwidth (P,)` it is `tau` for all.
     """
     walk = walker(query.device.type)
     query, key, value = (part.detach().contiguous() for part in (query, key, value))
@@ -157,8 +156,6 @@ def _fill(
     """The gradients of some heads, see `sided_sum_backward`; those of the coefficients are added to."""
     by_query, by_key, by_value, by_weight, by_bandwidth, by_below, by_above = gradients
     queries, keys = walk.points(query, query_order), walk.points(key, key_order)
-    # inner products with values are made in the working precision
-    wide = value.to(query.dtype)
     if wants_points:
         slope, rates = _derivative(terms), 1.0 / bandwidth
         walk.dot(
@@ -167,11 +164,11 @@ def _fill(
         )  # fmt: skip
     if wants_points and wants_value:
         walk.towards_keys(
-            queries, keys, grad, grad_extra, wide, weight, terms, slope, bandwidth, into=(by_value, by_weight, by_key)
+            queries, keys, grad, grad_extra, value, weight, terms, slope, bandwidth, into=(by_value, by_weight, by_key)
         )
     elif wants_points:
         walk.dot(
-            queries, keys, grad, grad_extra, wide, weight, slope, bandwidth, mirrored=True, factors=-rates, into=by_key
+            queries, keys, grad, grad_extra, value, weight, slope, bandwidth, mirrored=True, factors=-rates, into=by_key
         )
     elif wants_value:
         walk.scatter(queries, keys, grad, grad_extra, terms, bandwidth, mirrored=True, into=(by_value, by_weight))

@@ -9,7 +9,6 @@ from ...normalise import normalise
 from ...validation import Problem
 from ..direct import plain
 from .api import sided_sum_directly
-from .lines import walker
 from .quotient import _unfit, quotient_directly, unfit
 from .separable import collect, spread
 
@@ -66,9 +65,6 @@ def _part(problem: Problem, kernel: SidedKernel) -> tuple[Tensor, Tensor]:
         factors = torch.stack([weight, column * weight], 1)
         vectors, counts = collect(factors, value), factors.sum(-1)
     # the argsorts, which only the backward pass needs, are not kept alive by a name here
-    if walker(query.device.type).TAKES_16_BITS and value.dtype != problem.dtype:
-        # as it came, and half as wide
-        value = value.to(problem.dtype)
     sums, total = sided_sum_directly(
         query, key, value, problem.weight, bandwidth, terms.nodes, terms.below, terms.above, tau, terms.rate,
         terms.compact, terms.folded, terms.constant,

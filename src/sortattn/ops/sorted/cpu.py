@@ -18,8 +18,6 @@ from ...kernels import Terms
 
 # weights and bandwidths are always there
 WANTS_TENSORS = True
-# rows of values are as wide as the sums
-TAKES_16_BITS = False
 # argsorts take more time than room
 KEEPS_ORDER = True
 # channels that are walked together

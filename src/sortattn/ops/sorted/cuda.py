@@ -17,13 +17,9 @@ from .lines import Bandwidth
 _WALK, _SORT = (Path(__file__).with_name(f"{name}.cu") for name in ("walk", "sort"))
 # weights may be None, for ones, and a bandwidth for all heads a number
 WANTS_TENSORS = False
-# rows of values may be in 16 bits, which are gathered at twice the rate
-TAKES_16_BITS = True
 # the backward pass sorts again: argsorts are as large as queries and keys, and take 1.7 ms of 28 at 16,384 points
 KEEPS_ORDER = False
 _REALS = {torch.float32: "float", torch.float64: "double"}
-# rows of sources in 16 bits, as in walk.cu
-_NARROW = {torch.float16: 1, torch.bfloat16: 2}
 # keys of a thread of a block that sorts, at most: sixteen thousand in its shared memory
 _ITEMS = 16
 # places that a block merges, and lines that one splits, as in sort.cu
@@ -74,10 +70,8 @@ def groups(query: Tensor, key: Tensor, value: Tensor, terms: Terms, *, backward:
     stride = math.ceil(channels / width) * width
     lines = (rows + columns) * dims * (4 + size)
     moments = size * tracks.number * _moments(tracks, max(rows, columns) if backward else columns, dims, width, stride)
-    # rows are copied where warps take more channels than there are, and values of 16 bits for inner products
+    # rows are copied where warps take more channels than there are
     copies = (stride > channels) * (rows + 2 * columns if backward else rows + columns)
-    if backward and value.dtype != query.dtype:
-        copies = max(copies, 2 * columns)
     inputs = problems * ((rows + columns) * dims + columns * channels) * size
     kept = problems * rows * (channels + 1) * size
     # less what is small and what an allocator adds
@@ -89,15 +83,15 @@ def forward(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, terms: Terms, bandwidth: Bandwidth
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sums of values and of weights for all queries, see `cpu.forward`, and no argsorts."""
-
     sums, total = query.new_empty(*query.shape[:2], value.shape[2]), query.new_empty(query.shape[:2])
     for some in groups(query, key, value, terms):
         extra = None if weight is None else weight[some]
         tau = bandwidth if isinstance(bandwidth, float) else bandwidth[some]
-        # by name for no longer than it takes: lines of the next group take their place
-        lines = sort_lines(key[some]), sort_lines(query[some])
-        scatter(*lines, value[some], extra, terms, tau, False, into=(sums[some], total[some]))
-        del lines
+        # without a name they are gone before the next group is sorted
+        scatter(
+            sort_lines(key[some]), sort_lines(query[some]), value[some], extra, terms, tau, False,
+            into=(sums[some], total[some]),
+        )  # fmt: skip
     nothing = (query.new_empty(query.shape[0], query.shape[2], 0, dtype=torch.int32) for _ in range(2))
     return sums, total, *nothing
 
@@ -163,7 +157,7 @@ def towards_keys(
 
 
 def _deliver(out: Tensor, into: Tensor) -> None:
-    """Sums to where they are wanted, if they are not there: without what was padded, or in 16 bits."""
+    """Sums to where they are wanted, if they are not there: without what was padded."""
     if out is not into:
         into.copy_(out[..., : into.shape[2]])
 
@@ -200,7 +194,7 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
                 (heads * dims,), 1024, points, order, places, None, count, dims, 1, shared=shared
             )
             return
-        # equal keys keep their order, for the sake of bitwise equal sums; else they are sorted twice as fast
+        # for the sake of bitwise equal sums equal keys keep their order, which takes merges where there are many
         stable = int(torch.are_deterministic_algorithms_enabled())
         parts = math.ceil(count / (_FILLED * length))
         sample = points[:, :: math.ceil(count / min(length, _SAMPLED * parts))].contiguous()
@@ -334,9 +328,7 @@ class _Walk:
         bandwidth: Bandwidth,
     ):
         self.tracks, self.sources, self.targets = tracks, sources, targets
-        # of the sums; rows may be in 16 bits
-        self.dtype = targets.places.dtype
-        self.width = _width(rows.shape[2], self.dtype)
+        self.width = _width(rows.shape[2], rows.dtype)
         self.rows, self.extra = self.padded(rows), extra
         fixed = isinstance(bandwidth, float)
         self.bandwidth, self.tau = (None, bandwidth) if fixed else (bandwidth.contiguous(), 0.0)
@@ -354,10 +346,10 @@ class _Walk:
         blocks, table = math.ceil(self.count / tracks.block), _table(tracks.tables, self.rows.device)
         everything, shape = self.problems * tracks.number * self.dims, (tracks.number, self.count, self.dims)
         size = self.problems * tracks.number * _moments(tracks, self.count, self.dims, self.width, self.stride)
-        moments = torch.empty(size, dtype=self.dtype, device=self.rows.device)
+        moments = torch.empty(size, dtype=self.rows.dtype, device=self.rows.device)
         Kernel(_WALK, "summarise", defines)(
             (math.ceil(everything * blocks / _WARPS), self.parts), 32 * _WARPS, *self.sources, self.rows, self.extra,
-            table, self.bandwidth, self.tau, moments, everything, *shape, tracks.mirrored,
+            table, self.bandwidth, self.tau, moments, everything, *shape, self.stride, tracks.mirrored,
         )  # fmt: skip
         jobs = everything * (math.ceil(blocks / _GROUP) if tracks.compact else 1 + tracks.both)
         Kernel(_WALK, "accumulate", defines)(
@@ -369,15 +361,15 @@ class _Walk:
     def begin(self, constant: float, out: Tensor, out_extra: Tensor) -> Tensor:
         """Fills what the sums are added to: with zeros, or the kernel's constant for every source and dimension.
 
-        Returns the rows, which are others than `out` if these have fewer channels than warps take, or 16 bits.
+        Returns the rows, which are others than `out` if these have fewer channels than warps take.
         """
-        if out.shape[2] != self.stride or out.dtype != self.dtype:
+        if out.shape[2] != self.stride:
             out = self.empty(self.number, self.stride)
         constant *= self.dims
         if not constant:
-            out.zero_(), out_extra.zero_()
-            return out
-        out.copy_(constant * self.rows.sum(1, keepdim=True, dtype=self.dtype))
+            out_extra.zero_()
+            return out.zero_()
+        out.copy_(constant * self.rows.sum(1, keepdim=True))
         if self.extra is None:
             out_extra.fill_(constant * self.count)
         else:
@@ -386,7 +378,7 @@ class _Walk:
 
     def empty(self, *shape: int) -> Tensor:
         """Room for sums of all heads."""
-        return self.rows.new_empty(self.problems, *shape, dtype=self.dtype)
+        return self.rows.new_empty(self.problems, *shape)
 
     def run(
         self,
@@ -411,10 +403,9 @@ class _Walk:
         whole = length >= self.number and not self.tracks.both
         defines = _defines(
             self.tracks,
-            self.dtype,
+            self.rows.dtype,
             self.width,
             parts=self.parts,
-            narrow=_NARROW.get(self.rows.dtype, 0),
             added=out is not None,
             multiplied=products is not None,
             ordered=ordered,
@@ -446,7 +437,7 @@ class _Walk:
         together = dims * (1 if self.tracks.folded else tracks)
         runs = warps / (together * self.problems * self.parts)
         # rows of the heads that are walked at a time, read and written at random
-        head = (self.count * self.rows.element_size() + self.number * self.dtype.itemsize) * self.width
+        head = (self.count + self.number) * self.width * self.rows.element_size()
         heads = min(warps / together, self.problems)
         if heads * head > cache:
             share = 2 * _SHARE if self.tracks.compact else _SHARE
@@ -465,7 +456,6 @@ def _defines(
     multiplied: bool,
     ordered: bool,
     parts: int = 1,
-    narrow: int = 0,
 ) -> Defines:
     # shared memory: lists of sources and targets, the side, and the rows of targets
     places = (32 * (1 + tracks.halves) if tracks.nodes == 1 else 64 * tracks.nodes) + 2 * _CHUNK
@@ -481,7 +471,6 @@ def _defines(
         ("REAL", _REALS[dtype]),
         ("VEC", width // 32),
         ("PARTS", parts),
-        ("NARROW", narrow),
         ("NODES", tracks.nodes),
         ("POWERS", tracks.powers),
         ("HALVES", int(tracks.halves)),

@@ -179,6 +179,15 @@ template <typename F> __device__ bool sort_by_buckets(const word (&key)[ITEMS], 
     return true;
 }
 
+// Whether the first `count` keys have so few digits that two passes sort them.
+__device__ inline bool few_digits(const word (&key)[ITEMS], int count) {
+    int start = threadIdx.x / 32 * 32 * ITEMS + threadIdx.x % 32;
+    bool more = false;
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) more = more || (start + i * 32 < count && key[i] & 0xffff);
+    return !__syncthreads_or(more);
+}
+
 // Bits that are not the same in all of the first `count` keys of a run.
 __device__ inline word varying_bits(const word (&key)[ITEMS], int count) {
     __shared__ word bits[2 * WARPS];
@@ -194,14 +203,12 @@ __device__ inline word varying_bits(const word (&key)[ITEMS], int count) {
     return __reduce_or_sync(ALL, bits[lane]) & ~__reduce_and_sync(ALL, bits[WARPS + lane]);
 }
 
-// Whether the keys have so few digits that two passes sort them.
-__device__ inline bool few_digits(word varying) { return !(varying & 0xffff); }
-
 // Sort the first `count` keys of a run digit by digit, the least significant first, by those that vary; the others sort
 // behind all. A warp owns a stretch of the run and goes through it in order.
-template <typename F> __device__ void sort_by_digits(word (&key)[ITEMS], int count, word varying, char *shared,
-                                                     int *order, float *places, F point) {
+template <typename F>
+__device__ void sort_by_digits(word (&key)[ITEMS], int count, char *shared, int *order, float *places, F point) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    word varying = varying_bits(key, count);
     word *keys = reinterpret_cast<word *>(shared);
     unsigned short *indices = reinterpret_cast<unsigned short *>(keys + RUN);
     // how many keys with a digit there are before those of a warp
@@ -358,12 +365,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     for (int i = 0; i < ITEMS; i++) key[i] = start + i * 32 < number_of ? pairs[start + i * 32].x : ALL;
     order += first, places += first;
     auto point = [&](int n) { return int(pairs[n].y); };
-    word varying = varying_bits(key, number_of);
     // digits leave equal keys in the order that they have in a stretch, which is none
-    bool buckets = stable || !few_digits(varying);
+    bool buckets = stable || !few_digits(key, number_of);
     if (buckets && sort_by_buckets(key, number_of, shared, order, places, point)) return;
     if (!stable || number_of <= 1)
-        sort_by_digits(key, number_of, varying, shared, order, places, point);
+        sort_by_digits(key, number_of, shared, order, places, point);
     else if (threadIdx.x == 0)
         atomicExch(sorted + line, 0);
 }
@@ -390,9 +396,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         key[i] = n < number_of ? pattern(points[n * dims]) : ALL;
     }
     auto point = [&](int n) { return int(first) + n; };
-    word varying = varying_bits(key, number_of);
-    if (!few_digits(varying) && sort_by_buckets(key, number_of, shared, order, places, point)) return;
-    sort_by_digits(key, number_of, varying, shared, order, places, point);
+    if (!few_digits(key, number_of) && sort_by_buckets(key, number_of, shared, order, places, point)) return;
+    sort_by_digits(key, number_of, shared, order, places, point);
 }
 
 // a thread of a block that merges writes MERGED places

@@ -19,12 +19,12 @@
 //
 // A folded line has two tracks, one from zero upwards and one from zero downwards, see `kernels.Terms`.
 //
-// Macros: REAL and VEC (channels of a lane), PARTS (of the channels, each for a warp), NARROW (rows of sources are in
-// 16 bits: 0, or 1 for float16 and 2 for bfloat16), NODES and POWERS (coefficients of a polynomial), HALVES (ties count
-// half), RATE (whether there is an exponential), BOTH (sources above count too), COMPACT, FOLDED (0, or 1 and -1 as in
-// `Terms`), PRODUCTS (inner products instead of scattered sums), SLOPES (scattered sums, and inner products with their
-// derivatives), ORDERED (no atomics: one dimension of a head and one track at a time), CHUNK (rows that a lane has on
-// their way at a time), RESIDENT (warps of a multiprocessor that walk).
+// Macros: REAL and VEC (channels of a lane), PARTS (of the channels, each for a warp), NODES and POWERS (coefficients
+// of a polynomial), HALVES (ties count half), RATE (whether there is an exponential), BOTH (sources above count too),
+// COMPACT, FOLDED (0, or 1 and -1 as in `Terms`), PRODUCTS (inner products instead of scattered sums), SLOPES
+// (scattered sums, and inner products with their derivatives), ORDERED (no atomics: one dimension of a head and one
+// track at a time), CHUNK (rows that a lane has on their way at a time), RESIDENT (warps of a multiprocessor that
+// walk).
 
 typedef REAL real;
 typedef long long index_t;
@@ -100,35 +100,6 @@ __device__ inline double exponential(double x) { return exp(x); }
 struct alignas(VEC * sizeof(real)) Row {
     real at[VEC];
 };
-
-// A row of a source as it is stored, and as it is added.
-#if NARROW
-struct alignas(VEC * 2) Stored {
-    unsigned short at[VEC];
-};
-
-__device__ inline float widen(unsigned short bits) {
-    if (NARROW == 2) return __uint_as_float(unsigned(bits) << 16);
-#ifdef __CUDA_ARCH__
-    float x;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
-    return x;
-#else
-    // 2^112 moves the exponent to where a float has it, and what is below the normal numbers with it
-    float x = __uint_as_float(unsigned(bits & 0x7fff) << 13) * 5.192296858534828e33f;
-    return bits & 0x8000 ? -x : x;
-#endif
-}
-__device__ inline Row widen(const Stored &stored) {
-    Row row;
-#pragma unroll
-    for (int c = 0; c < VEC; c++) row.at[c] = widen(stored.at[c]);
-    return row;
-}
-#else
-typedef Row Stored;
-__device__ inline Row widen(const Stored &stored) { return stored; }
-#endif
 
 // How many of the first of `count` items hold, where those that do come first; all lanes search together.
 template <typename F> __device__ int count_first(int count, int lane, F holds) {
@@ -379,27 +350,25 @@ __device__ inline void move_state(Numbers<double> &state, double distance, doubl
     if (BOTH) move_side<RATE, SUMS - POWERS>(state, -distance, rate);
 }
 
-// Rows of a head as one lane sees them, from channel `first` of all heads on. The compiler would add up the parts of
-// the address for every row again, so it is not told what the start is made of.
-template <typename T> struct Rows {
-    static constexpr index_t STEP = STRIDE / VEC * sizeof(T);
-    const char *start;
+// Rows of a head as one lane sees them, from `start` on. The compiler would add up the parts of an address for every
+// row again, so it is not told what the start is made of.
+struct Rows {
+    const real *start;
 
-    __device__ Rows(const void *rows, index_t first, int lane)
-        : start(reinterpret_cast<const char *>(rows) + first * index_t(sizeof(T) / VEC) + lane * sizeof(T)) {
+    __device__ Rows(const real *first, int lane) : start(first + lane * VEC) {
 #ifdef __CUDA_ARCH__
         asm("cvta.to.global.u64 %0, %0;" : "+l"(start));
 #endif
     }
-    __device__ T *at(int index) const {
-        const char *place = start + index_t(unsigned(index)) * STEP;
+    __device__ Row *at(int index) const {
+        const real *place = start + index_t(unsigned(index)) * STRIDE;
 #ifdef __CUDA_ARCH__
-        return static_cast<T *>(__cvta_global_to_generic(reinterpret_cast<unsigned long long>(place)));
+        return static_cast<Row *>(__cvta_global_to_generic(reinterpret_cast<unsigned long long>(place)));
 #else
-        return reinterpret_cast<T *>(const_cast<char *>(place));
+        return reinterpret_cast<Row *>(const_cast<real *>(place));
 #endif
     }
-    __device__ T load(int index) const { return *at(index); }
+    __device__ Row load(int index) const { return *at(index); }
 };
 
 // A place in a list in shared memory; its address is kept, as the compiler would make it anew for every item.
@@ -452,9 +421,9 @@ __device__ inline index_t moment_places(index_t blocks) {
 // Moments of every block of sources around the first source behind it, and with BOTH around its own first source too:
 // (channel blocks, tracks, moment_places, SIZE).
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-    summarise(const real *places, const int *order, const void *rows, const real *weights, const double *table,
+    summarise(const real *places, const int *order, const real *rows, const real *weights, const double *table,
               const double *taus, double tau, real *moments, index_t tracks, index_t sides, index_t count, index_t dims,
-              index_t mirrored) {
+              index_t stride, index_t mirrored) {
     __shared__ Source lists[WARPS][32];
     index_t blocks = (count + BLOCK - 1) / BLOCK;
     index_t job = blockIdx.x * index_t(WARPS) + threadIdx.x / 32;
@@ -464,7 +433,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     index_t block = job % blocks, track = job / blocks, p = track / dims / sides, side = track / dims % sides;
     Line line(places, order, p * dims + track % dims, count, mirrored >> side & 1);
     if (FOLDED) line.keep_half(false, lane);
-    Rows<Stored> source_rows(rows, p * count * STRIDE + blockIdx.y * WIDTH, lane);
+    // not `Rows`: where an address takes less time the compiler has fewer rows on their way, 2.1 instead of 1.5 ms
+    const char *source_rows =
+        reinterpret_cast<const char *>(rows + p * count * stride + blockIdx.y * WIDTH + lane * VEC);
+    unsigned step = unsigned(stride * sizeof(real));
+    auto load = [&](int index) {
+        return *reinterpret_cast<const Row *>(source_rows + index_t(unsigned(index)) * step);
+    };
     real rate = real(table[TABLE - 1] / (taus ? taus[p] : tau));
     int start = int(block * BLOCK), stop = min(start + BLOCK, line.count);
     if (start >= stop) return;
@@ -494,11 +469,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
         sum.clear();
 #pragma unroll
         for (int i = 0; i < 32; i += CHUNK) {
-            Stored some[CHUNK];
+            Row some[CHUNK];
 #pragma unroll
-            for (int k = 0; k < CHUNK; k++) some[k] = source_rows.load(list[i + k].index);
+            for (int k = 0; k < CHUNK; k++) some[k] = load(list[i + k].index);
 #pragma unroll
-            for (int k = 0; k < CHUNK; k++) sum.add_row(list[i + k].weight, widen(some[k]));
+            for (int k = 0; k < CHUNK; k++) sum.add_row(list[i + k].weight, some[k]);
         }
         total.add_rows(sum);
 #pragma unroll
@@ -717,7 +692,7 @@ struct Copies {
 // if every run is a whole track.
 extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     walk(const real *source_places, const int *source_order, const real *target_places, const int *target_order,
-         const void *rows, const real *weights, const double *table, const double *taus, double tau, const real *sums,
+         const real *rows, const real *weights, const double *table, const double *taus, double tau, const real *sums,
          real *out, real *out_extra, const real *others, const real *other_extra, real *products, index_t heads,
          index_t sides, index_t count, index_t number, index_t dims, index_t mirrored, index_t closed, index_t negated,
          index_t length, index_t first_dim, index_t some_dims, index_t first_part) {
@@ -737,9 +712,9 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     int run = int(blockIdx.x % runs);
     index_t d = first_dim + blockIdx.x / runs % some_dims, rest = blockIdx.x / runs / some_dims;
     index_t side_number = rest % sides, p = rest / sides;
-    Rows<Stored> source_rows(rows, p * count * STRIDE + channels * WIDTH, lane);
-    Rows<Row> other_rows(others, p * number * STRIDE + channels * WIDTH, lane);
-    Rows<Row> output_rows(out, p * number * STRIDE + channels * WIDTH, lane);
+    Rows source_rows(rows + p * count * STRIDE + channels * WIDTH, lane);
+    Rows other_rows(others + p * number * STRIDE + channels * WIDTH, lane);
+    Rows output_rows(out + p * number * STRIDE + channels * WIDTH, lane);
     out_extra += p * number;
     Scalars target_scalars(other_extra, p * number);
     Copies copies(&arrival, lane);
@@ -770,7 +745,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     auto add_listed = [&](int some, Numbers<real> &sum, auto visit) {
         if (!some) return;
         // a ring: the place of a row that has been added is for the one CHUNK behind it
-        Stored row[CHUNK];
+        Row row[CHUNK];
 #pragma unroll
         for (int i = 0; i < CHUNK; i++) row[i] = source_rows.load(sources[i].index);
         for (int first = 0; first < some; first += CHUNK) {
@@ -778,7 +753,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             for (int i = 0; i < CHUNK; i++) {
                 visit(first, i);
                 Source next = sources[first + CHUNK + i];
-                sum.add_row(next.weight, widen(row[i]));
+                sum.add_row(next.weight, row[i]);
                 row[i] = source_rows.load(next.index);
             }
         }
@@ -1028,7 +1003,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 derivative = SLOPES ? real(0.5) * derivative : value;
                 for (; n < source_line.count && nodes.beyond(j / EACH, spot, source_line.place(n)) == real(0); n++) {
                     int source = source_line.index(n);
-                    Row row = widen(source_rows.load(source));
+                    Row row = source_rows.load(source);
 #pragma unroll
                     for (int c = 0; c < VEC; c++) {
                         sum[c] += value * row.at[c];
@@ -1207,7 +1182,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 int source = source_line.index(n);
                 real t = source_line.place(n), scalar = scalars[source], weight = nodes.value(spot, t);
                 real derivative = SLOPES ? nodes.slope(spot, t) : weight;
-                row = widen(source_rows.load(source));
+                row = source_rows.load(source);
 #pragma unroll
                 for (int c = 0; c < VEC; c++) {
                     sum[c] += weight * row.at[c];
