@@ -189,7 +189,8 @@ def test_without_atomics_two_warps_that_run_at_a_time_have_different_targets(nam
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     cuda.scatter(lines, lines, rows, extra, terms, 1.0, False)
     cuda.dot(lines, lines, rows, extra, rows, extra, _derivative(terms), 1.0, False, 1.0)
-    cuda.towards_keys(lines, lines, rows, extra, rows, extra, terms, _derivative(terms), 1.0)
+    into = (torch.empty_like(rows), torch.empty_like(extra), torch.empty(2, 40, dims))
+    cuda.towards_keys(lines, lines, rows, extra, rows, extra, terms, _derivative(terms), 1.0, into)
     tracks = cuda._tracks(terms, False).number
     # sums: tracks times dimensions; products: tracks times parts; both: times all of them
     assert len(launches) == tracks * dims + tracks * 2 + tracks * dims * 2

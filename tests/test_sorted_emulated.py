@@ -109,6 +109,20 @@ def test_sums_and_gradients_match_the_definition(name, shape, kind, emulated, mo
         assert error < (2e-6 if part in ("output", "value") else 1e-5), (part, error)
 
 
+@pytest.mark.parametrize("name", ["add_riesz", "add_bump"])
+def test_inputs_of_16_bits_have_gradients_in_their_own_type(name, emulated):
+    given = [part.bfloat16() for part in points("normal", 2, 40, 50, 2, 5)]
+
+    def outcome(backend, dtype):
+        leaves = [part.to(dtype).requires_grad_() for part in given]
+        rows = sortattn.kernel_attention(*leaves, name, backend=backend)
+        return [rows.detach(), *torch.autograd.grad(rows.square().sum(), leaves)]
+
+    for got, wanted in zip(outcome("sorted", torch.bfloat16), outcome("reference", torch.float64), strict=True):
+        assert got.dtype == torch.bfloat16
+        assert (got - wanted).norm() <= 8e-3 * wanted.norm()
+
+
 @pytest.mark.parametrize("name", ["add_bump", "box"])
 def test_a_window_of_many_blocks_is_summed_by_groups_of_them(name, emulated, monkeypatch):
     monkeypatch.setattr(cuda, "_SHORT", 32)
@@ -233,6 +247,18 @@ def test_a_long_line_without_many_ties_is_split_and_not_merged(emulated, monkeyp
     places, order = lines.transpose(1, 2).sort(dim=-1, stable=True)
     assert torch.equal(found.order, order.int())
     assert torch.equal(found.places, places)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "ties"])
+def test_a_long_line_with_ties_may_have_them_in_any_order(kind, emulated, monkeypatch):
+    """Without the deterministic mode; its stretches are sorted by digits, or it is merged if one is too long."""
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    lines = torch.randn(1, 40_000, 2, generator=torch.Generator().manual_seed(1))
+    lines = lines.bfloat16().float() if kind == "bfloat16" else (lines * 2).round()
+    found = cuda.sort_lines(lines)
+    assert torch.equal(found.places, lines.transpose(1, 2).sort(dim=-1).values)
+    assert torch.equal(found.order.sort(dim=-1).values, torch.arange(40_000).int().expand(1, 2, -1))
+    assert torch.equal(lines.transpose(1, 2).gather(2, found.order.long()), found.places)
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.5])

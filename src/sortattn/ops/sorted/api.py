@@ -67,10 +67,10 @@ def _given(walk, value: Tensor, weight: Tensor | None, bandwidth: Tensor | None,
 @sided_sum.register_fake
 def _(query, key, value, *_):
     problems, rows, dims = query.shape
-    sums = value.new_empty(problems, rows, value.shape[2])
+    sums = query.new_empty(problems, rows, value.shape[2])
     kept = walker(query.device.type).KEEPS_ORDER
     orders = (query.new_empty(problems, dims, n if kept else 0, dtype=torch.int32) for n in (rows, key.shape[1]))
-    return sums, value.new_empty(problems, rows), *orders
+    return sums, query.new_empty(problems, rows), *orders
 
 
 @torch.library.custom_op("sortattn::sided_sum_backward", mutates_args=())
@@ -102,35 +102,41 @@ def sided_sum_backward(
     parts = (grad, grad_extra, query, key, value)
     grad, grad_extra, query, key, value = (part.detach().contiguous() for part in parts)
     terms = Terms(nodes, below.detach(), above.detach(), rate, compact, folded, constant)
+    wants = (wants_points, wants_bandwidth, wants_value, wants_terms)
+    gradients = _empty_gradients(query, key, value, bandwidth, below, above, *wants)
+    # coefficients are shared by all heads
+    for gradient in gradients[5:]:
+        gradient.zero_()
     weight, terms, bandwidth = _given(walk, value, weight, bandwidth, tau, terms)
     given = (grad, grad_extra, query, key, value, weight, bandwidth, query_order, key_order)
-    wants = (wants_points, wants_bandwidth, wants_value, wants_terms)
-    groups = walk.groups(query, key, value, terms, backward=True)
-    if len(groups) == 1:
-        return _gradients(walk, terms, *given, *wants)
-    # coefficients are shared by all heads
-    by_head = (wants_points, wants_points, wants_value, wants_value, wants_bandwidth, False, False)
-    whole: list[Tensor] = []
-
-    def fill(some: slice) -> None:
-        found = _gradients(walk, terms, *(part[some] if isinstance(part, Tensor) else part for part in given), *wants)
-        if not whole:
-            whole.extend(
-                part.new_empty(query.shape[0], *part.shape[1:]) if apart else torch.zeros_like(part)
-                for part, apart in zip(found, by_head, strict=True)
-            )
-        for gradient, part, apart in zip(whole, found, by_head, strict=True):
-            if apart:
-                gradient[some] = part
-            else:
-                gradient += part
-
-    for some in groups:
-        fill(some)
-    return tuple(whole)
+    for some in walk.groups(query, key, value, terms, backward=True):
+        parts = (part[some] if isinstance(part, Tensor) else part for part in given)
+        _fill([*(part[some] for part in gradients[:5]), *gradients[5:]], walk, terms, *parts, *wants)
+    return gradients
 
 
-def _gradients(
+def _empty_gradients(
+    query: Tensor, key: Tensor, value: Tensor, bandwidth: Tensor | None, below: Tensor, above: Tensor,
+    wants_points: bool, wants_bandwidth: bool, wants_value: bool, wants_terms: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Room for what `sided_sum_backward` returns."""
+
+    def like(part, wanted):
+        return part.new_empty(part.shape) if wanted else query.new_empty(0)
+
+    return (
+        like(query, wants_points),
+        like(key, wants_points),
+        like(value, wants_value),
+        key.new_empty(key.shape[:2]) if wants_value else query.new_empty(0),
+        like(bandwidth, wants_bandwidth),
+        like(below, wants_terms),
+        like(above, wants_terms),
+    )
+
+
+def _fill(
+    gradients: list[Tensor],
     walk,
     terms: Terms,
     grad: Tensor,
@@ -146,31 +152,30 @@ def _gradients(
     wants_bandwidth: bool,
     wants_value: bool,
     wants_terms: bool,
-) -> tuple[Tensor, ...]:
-    """The gradients of some heads, see `sided_sum_backward`."""
+) -> None:
+    """The gradients of some heads, see `sided_sum_backward`; those of the coefficients are added to."""
+    by_query, by_key, by_value, by_weight, by_bandwidth, by_below, by_above = gradients
     queries, keys = walk.points(query, query_order), walk.points(key, key_order)
-    nothing = [value.new_empty(0) for _ in range(7)]
-    grad_query, grad_key, grad_value, grad_weight, grad_bandwidth, grad_below, grad_above = nothing
     if wants_points:
         slope, rates = _derivative(terms), 1.0 / bandwidth
-        grad_query = walk.dot(
-            keys, queries, value, weight, grad, grad_extra, slope, bandwidth, mirrored=False, factors=rates
-        )
+        walk.dot(
+            keys, queries, value, weight, grad, grad_extra, slope, bandwidth, mirrored=False, factors=rates,
+            into=by_query,
+        )  # fmt: skip
     if wants_points and wants_value:
-        grad_value, grad_weight, grad_key = walk.towards_keys(
-            queries, keys, grad, grad_extra, value, weight, terms, slope, bandwidth
+        walk.towards_keys(
+            queries, keys, grad, grad_extra, value, weight, terms, slope, bandwidth, into=(by_value, by_weight, by_key)
         )
     elif wants_points:
-        grad_key = walk.dot(
-            queries, keys, grad, grad_extra, value, weight, slope, bandwidth, mirrored=True, factors=-rates
+        walk.dot(
+            queries, keys, grad, grad_extra, value, weight, slope, bandwidth, mirrored=True, factors=-rates, into=by_key
         )
     elif wants_value:
-        grad_value, grad_weight = walk.scatter(queries, keys, grad, grad_extra, terms, bandwidth, mirrored=True)
+        walk.scatter(queries, keys, grad, grad_extra, terms, bandwidth, mirrored=True, into=(by_value, by_weight))
     if wants_bandwidth:
-        grad_bandwidth = _bandwidth_gradient(query, key, grad_query, grad_key, bandwidth, bool(terms.folded))
+        by_bandwidth.copy_(_bandwidth_gradient(query, key, by_query, by_key, bandwidth, bool(terms.folded)))
     if wants_terms:
-        grad_below, grad_above = torch.zeros_like(terms.below), torch.zeros_like(terms.above)
-        for gradient, name in ((grad_below, "below"), (grad_above, "above")):
+        for gradient, name in ((by_below, "below"), (by_above, "above")):
             if name == "above" and not terms.rate:
                 continue
             for place in _unit_tables(terms.below):
@@ -179,26 +184,14 @@ def _gradients(
                 sums, extra = walk.scatter(keys, queries, value, weight, unit, bandwidth, mirrored=False)
                 # coefficients are on the CPU
                 gradient += place * (_inner(sums, grad) + _inner(extra, grad_extra)).to(place.device)
-    return grad_query, grad_key, grad_value, grad_weight, grad_bandwidth, grad_below, grad_above
 
 
 @sided_sum_backward.register_fake
 def _(
     grad, grad_extra, query, key, value, weight, bandwidth, nodes, below, above, query_order, key_order, tau, rate,
-    compact, folded, constant, wants_points, wants_bandwidth, wants_value, wants_terms,
+    compact, folded, constant, *wants,
 ):  # fmt: skip
-    def like(part, wanted):
-        return part.new_empty(part.shape) if wanted else value.new_empty(0)
-
-    return (
-        like(query, wants_points),
-        like(key, wants_points),
-        like(value, wants_value),
-        key.new_empty(key.shape[:2]) if wants_value else value.new_empty(0),
-        like(bandwidth, wants_bandwidth),
-        like(below, wants_terms),
-        like(above, wants_terms),
-    )
+    return _empty_gradients(query, key, value, bandwidth, below, above, *wants)
 
 
 def _derivative(terms: Terms) -> Terms:
@@ -262,9 +255,9 @@ def _backward(ctx, grad, grad_extra, *_):
     wants_value = wants[2] or wants[3]
     wants_terms = wants[6] or wants[7]
     if grad is None:
-        grad = value.new_zeros(*query.shape[:2], value.shape[2])
+        grad = query.new_zeros(*query.shape[:2], value.shape[2])
     if grad_extra is None:
-        grad_extra = value.new_zeros(query.shape[:2])
+        grad_extra = query.new_zeros(query.shape[:2])
     gradients = sided_sum_backward(
         grad,
         grad_extra,

@@ -84,8 +84,9 @@ def scatter(
     bandwidth: Tensor,
     mirrored: bool,
     unsorted: bool = False,
+    into: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Sum `rows (P, N, C)` and `extra (P, N)` of the sources for the targets.
+    """Sum `rows (P, N, C)` and `extra (P, N)` of the sources for the targets; written `into` tensors, if given.
 
     The kernel is `f(target - source)`, or with `mirrored` `f(source - target)`, the transposed one. The argsorts of
     `unsorted` points are written, not read.
@@ -103,8 +104,10 @@ def scatter(
         for points, order in (sources, targets):
             order.copy_(sort(points))
         unsorted = False
-    out = torch.empty(problems, number, channels, dtype=rows.dtype)
-    out_extra = torch.zeros(problems, number, dtype=rows.dtype)
+    if into is None:
+        into = (torch.empty(problems, number, *part, dtype=rows.dtype) for part in ((channels,), ()))
+    out, out_extra = into
+    out_extra.zero_()
     profiles = _profiles(terms, bandwidth, rows.numpy().dtype)
     lines = [part.numpy() for part in (*sources, *targets)]
     constants = _constants(terms, width)
@@ -141,6 +144,7 @@ def dot(
     bandwidth: Tensor,
     mirrored: bool,
     factors: Tensor,
+    into: Tensor | None = None,
 ) -> Tensor:
     """The sums of `scatter`, but along each dimension by itself and multiplied with rows of the targets: `(P, M, D)`.
 
@@ -151,7 +155,7 @@ def dot(
     problems, channels = rows.shape[0], rows.shape[2]
     number, dims = targets.points.shape[1:]
     width = _width(channels)
-    out = torch.empty(problems, number, dims, dtype=rows.dtype)
+    out = torch.empty(problems, number, dims, dtype=rows.dtype) if into is None else into
     profiles = _profiles(terms, bandwidth, rows.numpy().dtype)
     lines = [part.numpy() for part in (*sources, *targets)]
     constants = _constants(terms, width)
@@ -185,16 +189,17 @@ def towards_keys(
     terms: Terms,
     slope: Terms,
     bandwidth: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of values, weights and keys: what the gradients of the queries' sums come to at the keys.
+    into: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    """The gradients of values, weights and keys, `into` tensors: what those of the queries' sums come to at the keys.
 
     `slope` are the terms of the derivative.
     """
-    by_value, by_weight = scatter(queries, keys, grad, grad_extra, terms, bandwidth, mirrored=True)
-    by_key = dot(
-        queries, keys, grad, grad_extra, value, weight, slope, bandwidth, mirrored=True, factors=-1.0 / bandwidth
-    )
-    return by_value, by_weight, by_key
+    scatter(queries, keys, grad, grad_extra, terms, bandwidth, mirrored=True, into=into[:2])
+    dot(
+        queries, keys, grad, grad_extra, value, weight, slope, bandwidth, mirrored=True, factors=-1.0 / bandwidth,
+        into=into[2],
+    )  # fmt: skip
 
 
 def _width(channels: int) -> int:

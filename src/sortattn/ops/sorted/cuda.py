@@ -66,39 +66,32 @@ def groups(query: Tensor, key: Tensor, value: Tensor, terms: Terms, *, backward:
     Where these leave little of it, as with many queries and few keys, a group still has its share.
     """
     (problems, rows, dims), (_, columns, channels) = query.shape, value.shape
-    size, tracks, width = value.element_size(), _tracks(terms, False), _width(channels, value.dtype)
+    size, tracks, width = query.element_size(), _tracks(terms, False), _width(channels, query.dtype)
     stride = math.ceil(channels / width) * width
     lines = (rows + columns) * dims * (4 + size)
-    moments = 8 * tracks.number * _moments(tracks, max(rows, columns) if backward else columns, dims, width, stride)
-    results = (rows + columns) * dims + columns * stride if backward else rows * stride
+    moments = size * tracks.number * _moments(tracks, max(rows, columns) if backward else columns, dims, width, stride)
     # rows are copied where warps take more channels than there are
-    copies = (stride > channels) * (rows + 2 * columns if backward else rows + columns) * stride
+    copies = (stride > channels) * (rows + 2 * columns if backward else rows + columns)
     inputs = problems * ((rows + columns) * dims + columns * channels) * size
     kept = problems * rows * (channels + 1) * size
     # less what is small and what an allocator adds
     room = max(max(_WORKSPACE, inputs * 15 // 16) - kept, _WORKSPACE // 4)
-    return _groups(problems, lines + moments + (results + copies) * size, room)
+    return _groups(problems, lines + moments + copies * stride * size, room)
 
 
 def forward(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, terms: Terms, bandwidth: Bandwidth
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sums of values and of weights for all queries, see `cpu.forward`, and no argsorts."""
-
-    def walk(some: slice) -> tuple[Tensor, Tensor]:
-        queries, keys = sort_lines(query[some]), sort_lines(key[some])
+    sums, total = query.new_empty(*query.shape[:2], value.shape[2]), query.new_empty(query.shape[:2])
+    for some in groups(query, key, value, terms):
         extra = None if weight is None else weight[some]
         tau = bandwidth if isinstance(bandwidth, float) else bandwidth[some]
-        return scatter(keys, queries, value[some], extra, terms, tau, False)
-
-    several = groups(query, key, value, terms)
-    if len(several) == 1:
-        sums, total = walk(several[0])
-    else:
-        sums = value.new_empty(*query.shape[:2], value.shape[2])
-        total = value.new_empty(query.shape[:2])
-        for some in several:
-            sums[some], total[some] = walk(some)
+        # without a name they are gone before the next group is sorted
+        scatter(
+            sort_lines(key[some]), sort_lines(query[some]), value[some], extra, terms, tau, False,
+            into=(sums[some], total[some]),
+        )  # fmt: skip
     nothing = (query.new_empty(query.shape[0], query.shape[2], 0, dtype=torch.int32) for _ in range(2))
     return sums, total, *nothing
 
@@ -111,12 +104,16 @@ def scatter(
     terms: Terms,
     bandwidth: Bandwidth,
     mirrored: bool,
+    into: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Sum `rows (P, N, C)` and `extra (P, N)` of the sources for the targets, see `cpu.scatter`."""
     walk = _Walk(_tracks(terms, mirrored), sources, targets, rows, extra, bandwidth)
-    out, out_extra = walk.nothing(terms.constant)
-    walk.run(out, out_extra, None, None, None)
-    return out[..., : rows.shape[2]].contiguous(), out_extra
+    if into is None:
+        into = walk.empty(walk.number, rows.shape[2]), walk.empty(walk.number)
+    out = walk.begin(terms.constant, *into)
+    walk.run(out, into[1], None, None, None)
+    _deliver(out, into[0])
+    return into
 
 
 def dot(
@@ -130,10 +127,11 @@ def dot(
     bandwidth: Bandwidth,
     mirrored: bool,
     factors: Bandwidth,
+    into: Tensor | None = None,
 ) -> Tensor:
     """The sums of `scatter` along each dimension by itself, multiplied with rows of the targets, see `cpu.dot`."""
     walk = _Walk(_tracks(terms, mirrored), sources, targets, rows, extra, bandwidth)
-    products = walk.no_products()
+    products = (walk.empty(walk.number, walk.dims) if into is None else into).zero_()
     walk.run(None, None, walk.padded(other), other_extra, products)
     return products.mul_(factors if isinstance(factors, float) else factors.to(products.dtype)[:, None, None])
 
@@ -148,13 +146,20 @@ def towards_keys(
     terms: Terms,
     slope: Terms,
     bandwidth: Bandwidth,
-) -> tuple[Tensor, Tensor, Tensor]:
+    into: tuple[Tensor, Tensor, Tensor],
+) -> None:
     """The gradients of values, weights and keys, see `cpu.towards_keys`; one walk does for all of them."""
     walk = _Walk(_tracks(terms, mirrored=True, slopes=True), queries, keys, grad, grad_extra, bandwidth)
-    out, out_extra = walk.nothing(terms.constant)
-    products = walk.no_products()
-    walk.run(out, out_extra, walk.padded(value), weight, products)
-    return out[..., : grad.shape[2]].contiguous(), out_extra, products
+    by_value, by_weight, by_key = into
+    out = walk.begin(terms.constant, by_value, by_weight)
+    walk.run(out, by_weight, walk.padded(value), weight, by_key.zero_())
+    _deliver(out, by_value)
+
+
+def _deliver(out: Tensor, into: Tensor) -> None:
+    """Sums to where they are wanted, if they are not there: without what was padded."""
+    if out is not into:
+        into.copy_(out[..., : into.shape[2]])
 
 
 def sort_lines(points: Tensor) -> Lines:
@@ -165,7 +170,7 @@ def sort_lines(points: Tensor) -> Lines:
     # a short line is sorted in shared memory, a long one needs room for its stretches
     short = points.dtype == torch.float32 and count <= 1024 * _ITEMS
     each = 0 if short else 4 * points.element_size() * count * dims
-    for some in _groups(problems, each, max(_WORKSPACE, points.numel() * points.element_size())):
+    for some in _groups(problems, each, max(_WORKSPACE // 4, points.numel() * points.element_size())):
         if points.dtype == torch.float32 and points.numel():
             _launch_sort(points[some], order[some], places[some])
             continue
@@ -189,6 +194,8 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
                 (heads * dims,), 1024, points, order, places, None, count, dims, 1, shared=shared
             )
             return
+        # for the sake of bitwise equal sums equal keys keep their order, which takes merges where there are many
+        stable = int(torch.are_deterministic_algorithms_enabled())
         parts = math.ceil(count / (_FILLED * length))
         sample = points[:, :: math.ceil(count / min(length, _SAMPLED * parts))].contiguous()
         shape = (heads, dims, sample.shape[1])
@@ -198,10 +205,10 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
         sizes, done = (torch.empty(heads * dims * n, dtype=torch.int32, device=points.device) for n in (parts, 1))
         Kernel(_SORT, "split", defines)(
             (heads * math.ceil(dims / _SPLIT),), 1024, points, bounds, pairs, sizes, done, count, dims, parts,
-            sample.shape[1], shared=8 * parts * _SPLIT,
+            sample.shape[1], stable, shared=8 * parts * _SPLIT,
         )  # fmt: skip
         Kernel(_SORT, "sort_parts", defines)(
-            (heads * dims * parts,), 1024, pairs, sizes, done, order, places, count, parts, shared=shared
+            (heads * dims * parts,), 1024, pairs, sizes, done, order, places, count, parts, stable, shared=shared
         )
         # for lines that are not sorted yet, runs and merged ones take turns in two pairs of buffers, such that the last
         # one is the result
@@ -339,7 +346,7 @@ class _Walk:
         blocks, table = math.ceil(self.count / tracks.block), _table(tracks.tables, self.rows.device)
         everything, shape = self.problems * tracks.number * self.dims, (tracks.number, self.count, self.dims)
         size = self.problems * tracks.number * _moments(tracks, self.count, self.dims, self.width, self.stride)
-        moments = torch.empty(size, dtype=torch.float64, device=self.rows.device)
+        moments = torch.empty(size, dtype=self.rows.dtype, device=self.rows.device)
         Kernel(_WALK, "summarise", defines)(
             (math.ceil(everything * blocks / _WARPS), self.parts), 32 * _WARPS, *self.sources, self.rows, self.extra,
             table, self.bandwidth, self.tau, moments, everything, *shape, self.stride, tracks.mirrored,
@@ -351,20 +358,27 @@ class _Walk:
         )  # fmt: skip
         return moments
 
-    def nothing(self, constant: float) -> tuple[Tensor, Tensor]:
-        """What the sums are added to: zeros, or the kernel's constant for every source and dimension."""
-        shape = (self.problems, self.number, self.stride)
-        if not constant:
-            return self.rows.new_zeros(shape), self.rows.new_zeros(shape[:2])
-        constant *= self.dims
-        rows = (constant * self.rows.sum(1, keepdim=True)).repeat(1, self.number, 1)
-        if self.extra is None:
-            return rows, self.rows.new_full(shape[:2], constant * self.count)
-        return rows, (constant * self.extra.sum(1, keepdim=True)).repeat(1, self.number)
+    def begin(self, constant: float, out: Tensor, out_extra: Tensor) -> Tensor:
+        """Fills what the sums are added to: with zeros, or the kernel's constant for every source and dimension.
 
-    def no_products(self) -> Tensor:
-        """Zeros to add inner products to."""
-        return self.rows.new_zeros(self.problems, self.number, self.dims)
+        Returns the rows, which are others than `out` if these have fewer channels than warps take.
+        """
+        if out.shape[2] != self.stride:
+            out = self.empty(self.number, self.stride)
+        constant *= self.dims
+        if not constant:
+            out_extra.zero_()
+            return out.zero_()
+        out.copy_(constant * self.rows.sum(1, keepdim=True))
+        if self.extra is None:
+            out_extra.fill_(constant * self.count)
+        else:
+            out_extra.copy_(constant * self.extra.sum(1, keepdim=True))
+        return out
+
+    def empty(self, *shape: int) -> Tensor:
+        """Room for sums of all heads."""
+        return self.rows.new_empty(self.problems, *shape)
 
     def run(
         self,
@@ -391,6 +405,7 @@ class _Walk:
             self.tracks,
             self.rows.dtype,
             self.width,
+            parts=self.parts,
             added=out is not None,
             multiplied=products is not None,
             ordered=ordered,
@@ -411,7 +426,7 @@ class _Walk:
             Kernel(_WALK, "walk", defines)(
                 (heads * number * some_dims * runs, some_parts), 32, *self.sources, *self.targets, self.rows,
                 self.extra, table, self.bandwidth, self.tau, moments, *outputs, heads, number, self.count, self.number,
-                self.dims, self.stride, *flags, length, first, some_dims, part,
+                self.dims, *flags, length, first, some_dims, part,
             )  # fmt: skip
 
     def _runs(self, tracks: int, dims: int) -> int:
@@ -433,7 +448,14 @@ class _Walk:
 
 @functools.lru_cache(maxsize=256)
 def _defines(
-    tracks: _Tracks, dtype: torch.dtype, width: int, *, added: bool, multiplied: bool, ordered: bool
+    tracks: _Tracks,
+    dtype: torch.dtype,
+    width: int,
+    *,
+    added: bool,
+    multiplied: bool,
+    ordered: bool,
+    parts: int = 1,
 ) -> Defines:
     # shared memory: lists of sources and targets, the side, and the rows of targets
     places = (32 * (1 + tracks.halves) if tracks.nodes == 1 else 64 * tracks.nodes) + 2 * _CHUNK
@@ -448,6 +470,7 @@ def _defines(
     return (
         ("REAL", _REALS[dtype]),
         ("VEC", width // 32),
+        ("PARTS", parts),
         ("NODES", tracks.nodes),
         ("POWERS", tracks.powers),
         ("HALVES", int(tracks.halves)),

@@ -4,8 +4,9 @@
 // by one. If one is too long after all, or crowded, the line is cut into runs instead, which are sorted and merged.
 //
 // A run is thrown into as many buckets as it has keys, along a piecewise linear approximation of its distribution, and
-// every key then finds its place among the few in its bucket. Where there are many in one, as ties are, the run is
-// sorted digit by digit instead. Equal keys keep their order either way.
+// every key then finds its place among the few in its bucket. Where there are many in one, as ties are, or keys have
+// few digits, as those of 16 bits, the run is sorted digit by digit instead. Equal keys keep their order either way,
+// but for those of a stretch that is sorted by digits, which is why it may be refused.
 //
 // Macros: ITEMS (keys of a thread).
 
@@ -20,16 +21,17 @@ constexpr unsigned ALL = 0xffffffffu;
 // the longest run that a block sorts
 constexpr int RUN = THREADS * ITEMS;
 
-// A float's bits sort as an unsigned integer once negative ones are flipped whole and others in the sign.
+// A float as an unsigned integer that sorts alike: its magnitude above or below the middle. What has zeros at the end
+// of a float, as a bfloat16 has, has them here.
 __device__ inline word pattern(float x) {
     // -0.0 ties with 0.0, and what is no finite number stands at zero
     x = x - x == 0.0f ? x + 0.0f : 0.0f;
     word bits = __float_as_uint(x);
-    return bits ^ (word(int(bits) >> 31) | 0x80000000u);
+    return bits & 0x80000000u ? 0u - bits : bits ^ 0x80000000u;
 }
 
 __device__ inline float number(word pattern) {
-    return __uint_as_float(pattern & 0x80000000u ? pattern ^ 0x80000000u : ~pattern);
+    return __uint_as_float(pattern & 0x80000000u ? pattern ^ 0x80000000u : 0u - pattern);
 }
 
 // The lanes of the warp that hold the same digit.
@@ -177,131 +179,42 @@ template <typename F> __device__ bool sort_by_buckets(const word (&key)[ITEMS], 
     return true;
 }
 
-// lines of a block that splits: what it reads of a sector
-constexpr int LINES = 4;
-
-// Put the keys of every dimension of `points (heads, count, dims)` into one of `parts` stretches, with their indices:
-// `pairs (heads * dims, parts, RUN)`, of which there are `sizes (heads * dims, parts)`. They are split at keys of a
-// sample of every line, `sample (heads * dims, sampled)` in order. `sorted` is left zero for lines with too long a
-// stretch, and for those with so many ties in the sample that stretches would be crowded.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    split(const float *points, const float *sample, uint2 *pairs, int *sizes, int *sorted, index_t count, index_t dims,
-          index_t parts, index_t sampled) {
-    extern __shared__ char shared[];
-    __shared__ int ties[LINES], wrong[LINES];
-    index_t groups = (dims + LINES - 1) / LINES, d = blockIdx.x % groups * LINES + threadIdx.x % LINES;
-    index_t head = blockIdx.x / groups, line = head * dims + d;
-    bool here = d < dims;
-    int mine = threadIdx.x % LINES;
-    int *cursors = reinterpret_cast<int *>(shared) + mine * parts;
-    float *bounds = reinterpret_cast<float *>(shared) + (LINES + mine) * parts;
-    if (threadIdx.x < LINES) ties[mine] = wrong[mine] = 0;
-    __syncthreads();
-    if (here) {
-        sample += line * sampled;
-        int equal = 0;
-        for (index_t i = threadIdx.x / LINES + 1; i < sampled; i += THREADS / LINES)
-            equal += sample[i] == sample[i - 1];
-        if (equal) atomicAdd(ties + mine, equal);
-        for (index_t i = threadIdx.x / LINES; i < parts; i += THREADS / LINES) {
-            cursors[i] = 0;
-            bounds[i] = sample[sampled * i / parts];
-        }
-    }
-    __syncthreads();
-    here = here && 2 * ties[mine] < sampled;
-    if (here) {
-        const float *keys = points + head * count * dims + d;
-        uint2 *to = pairs + line * parts * RUN;
-        bool fits = true;
-#pragma unroll 8
-        for (index_t n = threadIdx.x / LINES; n < count; n += THREADS / LINES) {
-            word key = pattern(keys[n * dims]);
-            float x = number(key);
-            // the last stretch that does not begin behind it
-            int low = 0, high = int(parts) - 1;
-            while (low < high) {
-                int half = (low + high + 1) / 2;
-                if (bounds[half] <= x)
-                    low = half;
-                else
-                    high = half - 1;
-            }
-            int place = atomicAdd(cursors + low, 1);
-            fits = fits && place < RUN;
-            if (place < RUN) to[low * RUN + place] = {key, word(n)};
-        }
-        if (!fits) wrong[mine] = 1;
-    }
-    __syncthreads();
-    if (here) {
-        for (index_t i = threadIdx.x / LINES; i < parts; i += THREADS / LINES) sizes[line * parts + i] = cursors[i];
-    }
-    if (threadIdx.x < LINES && d < dims) sorted[line] = here && !wrong[mine];
-}
-
-// Sort the stretches of every line, where they are in `pairs`; `sorted` becomes zero for lines with a crowded one.
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    sort_parts(const uint2 *pairs, const int *sizes, int *sorted, int *order, float *places, index_t count,
-               index_t parts) {
-    extern __shared__ char shared[];
-    index_t line = blockIdx.x / parts, part = blockIdx.x % parts, first = line * count;
-    if (!sorted[line]) return;
-    for (int i = 0; i < part; i++) first += sizes[line * parts + i];
-    int number_of = sizes[blockIdx.x];
-    pairs += blockIdx.x * RUN;
+// Whether the first `count` keys have so few digits that two passes sort them.
+__device__ inline bool few_digits(const word (&key)[ITEMS], int count) {
     int start = threadIdx.x / 32 * 32 * ITEMS + threadIdx.x % 32;
-    word key[ITEMS];
+    bool more = false;
 #pragma unroll
-    for (int i = 0; i < ITEMS; i++) key[i] = start + i * 32 < number_of ? pairs[start + i * 32].x : ALL;
-    bool done =
-        sort_by_buckets(key, number_of, shared, order + first, places + first, [&](int n) { return int(pairs[n].y); });
-    if (!done && number_of > 1 && threadIdx.x == 0) atomicExch(sorted + line, 0);
-    // there is nothing to sort
-    if (number_of == 1 && threadIdx.x == 0) order[first] = pairs[0].y, places[first] = number(pairs[0].x);
+    for (int i = 0; i < ITEMS; i++) more = more || (start + i * 32 < count && key[i] & 0xffff);
+    return !__syncthreads_or(more);
 }
 
-// Sort every dimension of `points (heads, count, dims)` in runs of RUN: `order` and `places (heads, dims, count)` hold
-// the indices and the coordinates, in order run by run. Lines that are `sorted`, if not null, are left alone.
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    sort_runs(const float *points, int *order, float *places, const int *sorted, index_t count, index_t dims,
-              index_t runs) {
-    extern __shared__ char shared[];
-    index_t line = blockIdx.x % (gridDim.x / runs), first = blockIdx.x / (gridDim.x / runs) * RUN;
-    if (sorted && sorted[line]) return;
-    int number_of = int(min(count - first, index_t(RUN)));
-    // neighbouring blocks read neighbouring dimensions: what one leaves of a sector the next finds in the cache
-    points += (line / dims * count + first) * dims + line % dims;
-    order += line * count + first;
-    places += line * count + first;
+// Bits that are not the same in all of the first `count` keys of a run.
+__device__ inline word varying_bits(const word (&key)[ITEMS], int count) {
+    __shared__ word bits[2 * WARPS];
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    word key[ITEMS];
+    word some = 0, all = ALL;
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
-        int n = warp * 32 * ITEMS + i * 32 + lane;
-        // what is missing in the last run sorts behind all there is
-        key[i] = n < number_of ? pattern(points[n * dims]) : ALL;
+        if (warp * 32 * ITEMS + i * 32 + lane < count) some |= key[i], all &= key[i];
     }
-    if (sort_by_buckets(key, number_of, shared, order, places, [&](int n) { return int(first) + n; })) return;
+    some = __reduce_or_sync(ALL, some), all = __reduce_and_sync(ALL, all);
+    if (lane == 0) bits[warp] = some, bits[WARPS + warp] = all;
+    __syncthreads();
+    return __reduce_or_sync(ALL, bits[lane]) & ~__reduce_and_sync(ALL, bits[WARPS + lane]);
+}
 
-    // Least significant digit first. A warp owns a stretch of the run and goes through it in order.
+// Sort the first `count` keys of a run digit by digit, the least significant first, by those that vary; the others sort
+// behind all. A warp owns a stretch of the run and goes through it in order.
+template <typename F>
+__device__ void sort_by_digits(word (&key)[ITEMS], int count, char *shared, int *order, float *places, F point) {
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    word varying = varying_bits(key, count);
     word *keys = reinterpret_cast<word *>(shared);
     unsigned short *indices = reinterpret_cast<unsigned short *>(keys + RUN);
     // how many keys with a digit there are before those of a warp
     unsigned short *counts = indices + RUN;
     word *starts = reinterpret_cast<word *>(counts + WARPS * DIGITS);
     unsigned before_me = (1u << lane) - 1;
-    // bits that are not the same in all keys: others need no pass
-    word some = 0, all = ALL;
-#pragma unroll
-    for (int i = 0; i < ITEMS; i++) {
-        if (warp * 32 * ITEMS + i * 32 + lane < number_of) some |= key[i], all &= key[i];
-    }
-    some = __reduce_or_sync(ALL, some), all = __reduce_and_sync(ALL, all);
-    __syncthreads();
-    if (lane == 0) keys[warp] = some, keys[WARPS + warp] = all;
-    __syncthreads();
-    word varying = __reduce_or_sync(ALL, keys[lane]) & ~__reduce_and_sync(ALL, keys[WARPS + lane]);
     unsigned short index[ITEMS], rank[ITEMS];
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) index[i] = warp * 32 * ITEMS + i * 32 + lane;
@@ -364,11 +277,127 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         int n = warp * 32 * ITEMS + i * 32 + lane;
-        if (n < number_of) {
-            order[n] = int(first) + index[i];
+        if (n < count) {
+            order[n] = point(index[i]);
             places[n] = number(key[i]);
         }
     }
+}
+
+// lines of a block that splits: what it reads of a sector
+constexpr int LINES = 4;
+
+// Put the keys of every dimension of `points (heads, count, dims)` into one of `parts` stretches, with their indices:
+// `pairs (heads * dims, parts, RUN)`, of which there are `sizes (heads * dims, parts)`. They are split at keys of a
+// sample of every line, `sample (heads * dims, sampled)` in order. `sorted` is left zero for lines with too long a
+// stretch and, if equal keys are to keep their order, for those with so many ties in the sample that stretches would be
+// crowded.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    split(const float *points, const float *sample, uint2 *pairs, int *sizes, int *sorted, index_t count, index_t dims,
+          index_t parts, index_t sampled, index_t stable) {
+    extern __shared__ char shared[];
+    __shared__ int ties[LINES], wrong[LINES];
+    index_t groups = (dims + LINES - 1) / LINES, d = blockIdx.x % groups * LINES + threadIdx.x % LINES;
+    index_t head = blockIdx.x / groups, line = head * dims + d;
+    bool here = d < dims;
+    int mine = threadIdx.x % LINES;
+    int *cursors = reinterpret_cast<int *>(shared) + mine * parts;
+    float *bounds = reinterpret_cast<float *>(shared) + (LINES + mine) * parts;
+    if (threadIdx.x < LINES) ties[mine] = wrong[mine] = 0;
+    __syncthreads();
+    if (here) {
+        sample += line * sampled;
+        int equal = 0;
+        for (index_t i = threadIdx.x / LINES + 1; i < sampled; i += THREADS / LINES)
+            equal += sample[i] == sample[i - 1];
+        if (equal) atomicAdd(ties + mine, equal);
+        for (index_t i = threadIdx.x / LINES; i < parts; i += THREADS / LINES) {
+            cursors[i] = 0;
+            bounds[i] = sample[sampled * i / parts];
+        }
+    }
+    __syncthreads();
+    here = here && (!stable || 2 * ties[mine] < sampled);
+    if (here) {
+        const float *keys = points + head * count * dims + d;
+        uint2 *to = pairs + line * parts * RUN;
+        bool fits = true;
+#pragma unroll 8
+        for (index_t n = threadIdx.x / LINES; n < count; n += THREADS / LINES) {
+            word key = pattern(keys[n * dims]);
+            float x = number(key);
+            // the last stretch that does not begin behind it
+            int low = 0, high = int(parts) - 1;
+            while (low < high) {
+                int half = (low + high + 1) / 2;
+                if (bounds[half] <= x)
+                    low = half;
+                else
+                    high = half - 1;
+            }
+            int place = atomicAdd(cursors + low, 1);
+            fits = fits && place < RUN;
+            if (place < RUN) to[low * RUN + place] = {key, word(n)};
+        }
+        if (!fits) wrong[mine] = 1;
+    }
+    __syncthreads();
+    if (here) {
+        for (index_t i = threadIdx.x / LINES; i < parts; i += THREADS / LINES) sizes[line * parts + i] = cursors[i];
+    }
+    if (threadIdx.x < LINES && d < dims) sorted[line] = here && !wrong[mine];
+}
+
+// Sort the stretches of every line, where they are in `pairs`; if equal keys are to keep their order, `sorted` becomes
+// zero for lines with a crowded one.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    sort_parts(const uint2 *pairs, const int *sizes, int *sorted, int *order, float *places, index_t count,
+               index_t parts, index_t stable) {
+    extern __shared__ char shared[];
+    index_t line = blockIdx.x / parts, part = blockIdx.x % parts, first = line * count;
+    if (!sorted[line]) return;
+    for (int i = 0; i < part; i++) first += sizes[line * parts + i];
+    int number_of = sizes[blockIdx.x];
+    pairs += blockIdx.x * RUN;
+    int start = threadIdx.x / 32 * 32 * ITEMS + threadIdx.x % 32;
+    word key[ITEMS];
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) key[i] = start + i * 32 < number_of ? pairs[start + i * 32].x : ALL;
+    order += first, places += first;
+    auto point = [&](int n) { return int(pairs[n].y); };
+    // digits leave equal keys in the order that they have in a stretch, which is none
+    bool buckets = stable || !few_digits(key, number_of);
+    if (buckets && sort_by_buckets(key, number_of, shared, order, places, point)) return;
+    if (!stable || number_of <= 1)
+        sort_by_digits(key, number_of, shared, order, places, point);
+    else if (threadIdx.x == 0)
+        atomicExch(sorted + line, 0);
+}
+
+// Sort every dimension of `points (heads, count, dims)` in runs of RUN: `order` and `places (heads, dims, count)` hold
+// the indices and the coordinates, in order run by run. Lines that are `sorted`, if not null, are left alone.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    sort_runs(const float *points, int *order, float *places, const int *sorted, index_t count, index_t dims,
+              index_t runs) {
+    extern __shared__ char shared[];
+    index_t line = blockIdx.x % (gridDim.x / runs), first = blockIdx.x / (gridDim.x / runs) * RUN;
+    if (sorted && sorted[line]) return;
+    int number_of = int(min(count - first, index_t(RUN)));
+    // neighbouring blocks read neighbouring dimensions: what one leaves of a sector the next finds in the cache
+    points += (line / dims * count + first) * dims + line % dims;
+    order += line * count + first;
+    places += line * count + first;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    word key[ITEMS];
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        int n = warp * 32 * ITEMS + i * 32 + lane;
+        // what is missing in the last run sorts behind all there is
+        key[i] = n < number_of ? pattern(points[n * dims]) : ALL;
+    }
+    auto point = [&](int n) { return int(first) + n; };
+    if (!few_digits(key, number_of) && sort_by_buckets(key, number_of, shared, order, places, point)) return;
+    sort_by_digits(key, number_of, shared, order, places, point);
 }
 
 // a thread of a block that merges writes MERGED places

@@ -19,21 +19,26 @@
 //
 // A folded line has two tracks, one from zero upwards and one from zero downwards, see `kernels.Terms`.
 //
-// Macros: REAL and VEC (channels of a lane), NODES and POWERS (coefficients of a polynomial), HALVES (ties count half),
-// RATE (whether there is an exponential), BOTH (sources above count too), COMPACT, FOLDED (0, or 1 and -1 as in
-// `Terms`), PRODUCTS (inner products instead of scattered sums), SLOPES (scattered sums, and inner products with their
-// derivatives), ORDERED (no atomics: one dimension of a head and one track at a time), CHUNK (rows that a lane has on
-// their way at a time), RESIDENT (warps of a multiprocessor that walk).
+// Macros: REAL and VEC (channels of a lane), PARTS (of the channels, each for a warp), NODES and POWERS (coefficients
+// of a polynomial), HALVES (ties count half), RATE (whether there is an exponential), BOTH (sources above count too),
+// COMPACT, FOLDED (0, or 1 and -1 as in `Terms`), PRODUCTS (inner products instead of scattered sums), SLOPES
+// (scattered sums, and inner products with their derivatives), ORDERED (no atomics: one dimension of a head and one
+// track at a time), CHUNK (rows that a lane has on their way at a time), RESIDENT (warps of a multiprocessor that
+// walk).
 
 typedef REAL real;
 typedef long long index_t;
 
 constexpr unsigned ALL = 0xffffffffu;
 constexpr int WIDTH = 32 * VEC;
+// channels of a row
+constexpr index_t STRIDE = index_t(PARTS) * WIDTH;
 // of a block that sums moments; one that walks has a single warp, as some walks take longer than others
 constexpr int WARPS = 4;
 // sources of a block of `summarise`; fewer, where runs begin with more than one of them
 constexpr int BLOCK = BOTH || COMPACT ? 128 : 256;
+// blocks whose moments are on their way at a time, of a warp that goes along a track
+constexpr int AHEAD = 4;
 // blocks of a group, whose moments are summed where only a window counts
 constexpr int GROUP = 16;
 // a compact window with at most so many sources is summed one by one
@@ -300,7 +305,7 @@ template <typename T, int COUNT = SUMS> struct Numbers {
         for (int c = 0; c < VEC; c++) at[l][c] *= factor;
         extra[l] *= factor;
     }
-    __device__ void load(const double *place, int lane) {
+    __device__ void load(const real *place, int lane) {
 #pragma unroll
         for (int l = 0; l < COUNT; l++) {
 #pragma unroll
@@ -308,12 +313,12 @@ template <typename T, int COUNT = SUMS> struct Numbers {
             extra[l] = place[l * (WIDTH + 1) + WIDTH];
         }
     }
-    __device__ void store(double *place, int lane) const {
+    __device__ void store(real *place, int lane) const {
 #pragma unroll
         for (int l = 0; l < COUNT; l++) {
 #pragma unroll
-            for (int c = 0; c < VEC; c++) place[l * (WIDTH + 1) + c * 32 + lane] = at[l][c];
-            if (lane == 0) place[l * (WIDTH + 1) + WIDTH] = extra[l];
+            for (int c = 0; c < VEC; c++) place[l * (WIDTH + 1) + c * 32 + lane] = real(at[l][c]);
+            if (lane == 0) place[l * (WIDTH + 1) + WIDTH] = real(extra[l]);
         }
     }
 };
@@ -345,16 +350,45 @@ __device__ inline void move_state(Numbers<double> &state, double distance, doubl
     if (BOTH) move_side<RATE, SUMS - POWERS>(state, -distance, rate);
 }
 
-// Rows of a head as one lane sees them.
+// Rows of a head as one lane sees them, from `start` on. The compiler would add up the parts of an address for every
+// row again, so it is not told what the start is made of.
 struct Rows {
-    const char *start;
-    unsigned stride;
+    const real *start;
 
-    __device__ Rows(const real *rows, index_t stride, int lane)
-        : start(reinterpret_cast<const char *>(rows + lane * VEC)), stride(unsigned(stride * sizeof(real))) {}
-    __device__ Row load(int index) const {
-        return *reinterpret_cast<const Row *>(start + index_t(unsigned(index)) * stride);
+    __device__ Rows(const real *first, int lane) : start(first + lane * VEC) {
+#ifdef __CUDA_ARCH__
+        asm("cvta.to.global.u64 %0, %0;" : "+l"(start));
+#endif
     }
+    __device__ Row *at(int index) const {
+        const real *place = start + index_t(unsigned(index)) * STRIDE;
+#ifdef __CUDA_ARCH__
+        return static_cast<Row *>(__cvta_global_to_generic(reinterpret_cast<unsigned long long>(place)));
+#else
+        return reinterpret_cast<Row *>(const_cast<real *>(place));
+#endif
+    }
+    __device__ Row load(int index) const { return *at(index); }
+};
+
+// A place in a list in shared memory; its address is kept, as the compiler would make it anew for every item.
+template <typename T> struct Cursor {
+#ifdef __CUDA_ARCH__
+    unsigned place;
+
+    __device__ Cursor(T *list, int first) : place(unsigned(__cvta_generic_to_shared(list + first))) {
+        asm("" : "+r"(place));
+    }
+    __device__ T &here() const { return *static_cast<T *>(__cvta_shared_to_generic(place)); }
+    __device__ void step(int some) { place += some * unsigned(sizeof(T)); }
+#else
+    T *place;
+
+    Cursor(T *list, int first) : place(list + first) {}
+    T &here() const { return *place; }
+    void step(int some) { place += some; }
+#endif
+    __device__ bool before(const Cursor &other) const { return place < other.place; }
 };
 
 // The extra scalars of a head: all one, if there are none.
@@ -388,8 +422,8 @@ __device__ inline index_t moment_places(index_t blocks) {
 // (channel blocks, tracks, moment_places, SIZE).
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     summarise(const real *places, const int *order, const real *rows, const real *weights, const double *table,
-              const double *taus, double tau, double *moments, index_t tracks, index_t sides, index_t count,
-              index_t dims, index_t stride, index_t mirrored) {
+              const double *taus, double tau, real *moments, index_t tracks, index_t sides, index_t count, index_t dims,
+              index_t stride, index_t mirrored) {
     __shared__ Source lists[WARPS][32];
     index_t blocks = (count + BLOCK - 1) / BLOCK;
     index_t job = blockIdx.x * index_t(WARPS) + threadIdx.x / 32;
@@ -399,7 +433,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     index_t block = job % blocks, track = job / blocks, p = track / dims / sides, side = track / dims % sides;
     Line line(places, order, p * dims + track % dims, count, mirrored >> side & 1);
     if (FOLDED) line.keep_half(false, lane);
-    Rows source_rows(rows + p * count * stride + blockIdx.y * WIDTH, stride, lane);
+    // not `Rows`: where an address takes less time the compiler has fewer rows on their way, 2.1 instead of 1.5 ms
+    const char *source_rows =
+        reinterpret_cast<const char *>(rows + p * count * stride + blockIdx.y * WIDTH + lane * VEC);
+    unsigned step = unsigned(stride * sizeof(real));
+    auto load = [&](int index) {
+        return *reinterpret_cast<const Row *>(source_rows + index_t(unsigned(index)) * step);
+    };
     real rate = real(table[TABLE - 1] / (taus ? taus[p] : tau));
     int start = int(block * BLOCK), stop = min(start + BLOCK, line.count);
     if (start >= stop) return;
@@ -431,7 +471,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
         for (int i = 0; i < 32; i += CHUNK) {
             Row some[CHUNK];
 #pragma unroll
-            for (int k = 0; k < CHUNK; k++) some[k] = source_rows.load(list[i + k].index);
+            for (int k = 0; k < CHUNK; k++) some[k] = load(list[i + k].index);
 #pragma unroll
             for (int k = 0; k < CHUNK; k++) sum.add_row(list[i + k].weight, some[k]);
         }
@@ -446,8 +486,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 // behind the last block are those of all sources. With BOTH, other warps go down from the top, to those of all sources
 // from its first one on. Of a compact kernel, each warp sums a group of blocks, around the first source behind it.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-    accumulate(const real *places, const int *order, const double *table, const double *taus, double tau,
-               double *moments, index_t tracks, index_t sides, index_t count, index_t dims, index_t mirrored) {
+    accumulate(const real *places, const int *order, const double *table, const double *taus, double tau, real *moments,
+               index_t tracks, index_t sides, index_t count, index_t dims, index_t mirrored) {
     index_t blocks = (count + BLOCK - 1) / BLOCK;
     index_t groups = (blocks + GROUP - 1) / GROUP, jobs = COMPACT ? groups : BOTH ? 2 : 1;
     index_t job = blockIdx.x * index_t(WARPS) + threadIdx.x / 32, track = job / jobs;
@@ -457,29 +497,44 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     Line line(places, order, p * dims + track % dims, count, mirrored >> side & 1);
     if (FOLDED) line.keep_half(false, lane);
     double rate = table[TABLE - 1] / (taus ? taus[p] : tau);
-    double *start = moments + (blockIdx.y * tracks + track) * moment_places(blocks) * SIZE;
+    real *start = moments + (blockIdx.y * tracks + track) * moment_places(blocks) * SIZE;
     int number = (line.count + BLOCK - 1) / BLOCK;
     int first = COMPACT ? int(job % jobs) * GROUP : 0, last = COMPACT ? min(first + GROUP, number) : number;
     bool down = BOTH && job % 2;
     auto place = [&](int block) { return start + block * SIZE + (down ? HALF : 0); };
     // what the moments before and after this block are around
     auto origin = [&](int block) { return double(line.place(min(block * BLOCK, line.count - 1))); };
-    Numbers<double, POWERS> state, next;
+    auto block_of = [&](int i) { return down ? number - 1 - i : i; };
+    Numbers<double, POWERS> state;
+    // the next blocks are on their way while one is added
+    Numbers<real, POWERS> next[AHEAD];
     state.clear();
-    if (number) next.load(place(down ? last - 1 : first), lane);
-    for (int i = first; i < last; i++) {
-        Numbers<double, POWERS> here = next;
-        int block = down ? number - 1 - i : i;
-        double distance = origin(block + 1) - origin(block);
-        // the next block is on its way while this one is added
-        if (i + 1 < last) next.load(place(down ? block - 1 : block + 1), lane);
-        __syncwarp();
-        if (!down && !COMPACT) state.store(place(block), lane);
-        move_side<true, 0>(state, distance, rate);
-        state.add_rows(here);
 #pragma unroll
-        for (int l = 0; l < POWERS; l++) state.extra[l] += here.extra[l];
-        if (down) state.store(place(block), lane);
+    for (int k = 0; k < AHEAD; k++) {
+        if (first + k < last) next[k].load(place(block_of(first + k)), lane);
+    }
+    // lane by lane, those of thirty-two blocks
+    double distances = 0.0;
+    for (int several = first; several < last; several += AHEAD) {
+        if ((several - first) % 32 == 0) {
+            int block = block_of(min(several + lane, last - 1));
+            distances = origin(block + 1) - origin(block);
+        }
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            int i = several + k, block = block_of(i);
+            if (i >= last) break;
+            double distance = __shfl_sync(ALL, distances, (i - first) % 32);
+            Numbers<real, POWERS> here = next[k];
+            if (i + AHEAD < last) next[k].load(place(block_of(i + AHEAD)), lane);
+            __syncwarp();
+            if (!down && !COMPACT) state.store(place(block), lane);
+            move_side<true, 0>(state, distance, rate);
+            state.add_rows(here);
+#pragma unroll
+            for (int l = 0; l < POWERS; l++) state.extra[l] += double(here.extra[l]);
+            if (down) state.store(place(block), lane);
+        }
     }
     if (!down) state.store(start + (blocks + (COMPACT ? 1 + job % jobs : 0)) * SIZE, lane);
 }
@@ -518,8 +573,8 @@ struct alignas(16) Target {
     int after;
 };
 
-__device__ inline void add_to(char *where, const real (&sum)[VEC]) {
-    real *place = reinterpret_cast<real *>(where);
+__device__ inline void add_to(Row &row, const real (&sum)[VEC]) {
+    real *place = row.at;
 #if ORDERED
 #pragma unroll
     for (int c = 0; c < VEC; c++) place[c] += sum[c];
@@ -566,7 +621,7 @@ struct Copies {
         __syncwarp();
     }
     // The rows of lanes that are in `some`, each with a row of its own to bring `to` its place.
-    __device__ void start(unsigned some, int lane, Row *to, const char *from) {
+    __device__ void start(unsigned some, int lane, Row *to, const Row *from) {
         if (!some) return;
         // what has been read and written there before
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -599,7 +654,7 @@ struct Copies {
 #else
     __device__ Copies(unsigned long long *, int) {}
     // sixteen bytes at a time
-    __device__ void start(unsigned some, int lane, Row *to, const char *from) {
+    __device__ void start(unsigned some, int lane, Row *to, const Row *from) {
         constexpr int PIECES = BYTES / 16;
 #pragma unroll
         for (int i = 0; i < 32; i += 32 / PIECES) {
@@ -629,7 +684,7 @@ struct Copies {
 
 // Sum the sources for a run of sorted targets.
 //
-// They are added to `out (heads, targets, stride)` and `out_extra (heads, targets)`. With PRODUCTS they are multiplied
+// They are added to `out (heads, targets, STRIDE)` and `out_extra (heads, targets)`. With PRODUCTS they are multiplied
 // instead with such rows `others` and scalars `other_extra`, and the inner products are added to `products (heads,
 // targets, dims)`. With SLOPES the sums are added, and their derivatives by the targets multiplied.
 // Weights and bandwidths may be null, for ones and for `tau`. Bits of `mirrored`, `closed` (ties count) and `negated`
@@ -637,10 +692,10 @@ struct Copies {
 // if every run is a whole track.
 extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     walk(const real *source_places, const int *source_order, const real *target_places, const int *target_order,
-         const real *rows, const real *weights, const double *table, const double *taus, double tau, const double *sums,
+         const real *rows, const real *weights, const double *table, const double *taus, double tau, const real *sums,
          real *out, real *out_extra, const real *others, const real *other_extra, real *products, index_t heads,
-         index_t sides, index_t count, index_t number, index_t dims, index_t stride, index_t mirrored, index_t closed,
-         index_t negated, index_t length, index_t first_dim, index_t some_dims, index_t first_part) {
+         index_t sides, index_t count, index_t number, index_t dims, index_t mirrored, index_t closed, index_t negated,
+         index_t length, index_t first_dim, index_t some_dims, index_t first_part) {
     // where a source has its index, the one CHUNK before it has its weights: what is needed at a time is read at a
     // time; behind the last source of a list stand some with a weight of zero
     __shared__ Source sources[LIST + 2 * CHUNK];
@@ -657,11 +712,11 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     int run = int(blockIdx.x % runs);
     index_t d = first_dim + blockIdx.x / runs % some_dims, rest = blockIdx.x / runs / some_dims;
     index_t side_number = rest % sides, p = rest / sides;
-    Rows source_rows(rows + p * count * stride + channels * WIDTH, stride, lane);
-    char *outputs = reinterpret_cast<char *>(out + p * number * stride + channels * WIDTH + lane * VEC);
+    Rows source_rows(rows + p * count * STRIDE + channels * WIDTH, lane);
+    Rows other_rows(others + p * number * STRIDE + channels * WIDTH, lane);
+    Rows output_rows(out + p * number * STRIDE + channels * WIDTH, lane);
     out_extra += p * number;
     Scalars target_scalars(other_extra, p * number);
-    others += p * number * stride + channels * WIDTH;
     Copies copies(&arrival, lane);
     Scalars scalars(weights, p * count);
     bool negative = negated >> side_number & 1;
@@ -686,7 +741,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     Numbers<double> state;
     real origin = target_line.place(at), renewed = origin;
 
-    // Go through the first `some` sources of the list and call `visit(i)` before each.
+    // Go through the first `some` sources of the list and call `visit(first, i)` before source `first + i`.
     auto add_listed = [&](int some, Numbers<real> &sum, auto visit) {
         if (!some) return;
         // a ring: the place of a row that has been added is for the one CHUNK behind it
@@ -696,7 +751,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         for (int first = 0; first < some; first += CHUNK) {
 #pragma unroll
             for (int i = 0; i < CHUNK; i++) {
-                visit(first + i);
+                visit(first, i);
                 Source next = sources[first + CHUNK + i];
                 sum.add_row(next.weight, row[i]);
                 row[i] = source_rows.load(next.index);
@@ -725,7 +780,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             __syncwarp();
             Numbers<real> some;
             some.clear();
-            add_listed(min(last - n, 32), some, [](int) {});
+            add_listed(min(last - n, 32), some, [](int, int) {});
             state.add_rows(some);
         }
         __syncwarp();
@@ -747,7 +802,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         }
         __syncwarp();
         index_t blocks = (count + BLOCK - 1) / BLOCK, track = (p * sides + side_number) * dims + d;
-        const double *before = sums + (channels * heads * sides * dims + track) * moment_places(blocks) * SIZE;
+        const real *before = sums + (channels * heads * sides * dims + track) * moment_places(blocks) * SIZE;
         if (FOLDED && sums) {
             Numbers<double> all;
             real weight[SUMS];
@@ -757,7 +812,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             for (int l = 0; l < POWERS; l++) state.mix(l, all.at[0], all.extra[0], -double(weight[l]));
         }
         // Add moments of sources at least `distance` below the origin, or above it, with the coefficients there.
-        auto add_moments = [&](const double *place, double distance, const real *coefficients, auto half) {
+        auto add_moments = [&](const real *place, double distance, const real *coefficients, auto half) {
             Numbers<double, POWERS> moments;
             moments.load(place, lane);
             move_side<true, 0>(moments, distance, nodes.rate);
@@ -808,7 +863,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                     for (int i = low; i < high;) {
                         // of a whole group together
                         bool many = i % GROUP == 0 && i + GROUP <= high;
-                        const double *here = before + (many ? blocks + 1 + i / GROUP : i) * SIZE;
+                        const real *here = before + (many ? blocks + 1 + i / GROUP : i) * SIZE;
                         i += many ? GROUP : 1;
                         add_moments(here, distance(j, source_line.place(min(i * BLOCK, source_line.count - 1))),
                                     nodes.below[j], Int<0>());
@@ -936,7 +991,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             real spot = __shfl_sync(ALL, s, which), result = real(0), sum_extra = real(0), sum_slope = real(0);
             real sum[VEC] = {};
             Row other = {};
-            if (MULTIPLIED) other = Rows(others, stride, lane).load(index);
+            if (MULTIPLIED) other = other_rows.load(index);
 #pragma unroll
             for (int j = 0; j < NN; j++) {
                 int n = passed[slot(j)] + __shfl_sync(ALL, rank[j], which);
@@ -958,7 +1013,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                     sum_slope += derivative * scalars[source];
                 }
             }
-            if (ADDED) add_to(outputs + index_t(unsigned(index)) * source_rows.stride, sum);
+            if (ADDED) add_to(*output_rows.at(index), sum);
             if (MULTIPLIED) result = sum_lanes(result);
             if (lane == which) tie_extra = sum_extra, tie_slope = sum_slope, tie_product = result;
             unsettled &= unsettled - 1;
@@ -978,8 +1033,8 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             }
         }
         if (MULTIPLIED) {
-            copies.start(listed, lane, slots + place * 32,
-                         reinterpret_cast<const char *>(others) + index_t(unsigned(target)) * source_rows.stride);
+            // from the first lane's channels on
+            copies.start(listed, lane, slots + place * 32, other_rows.at(target) - lane);
         }
 
         // the list of sources: each before the first target that has passed it
@@ -1061,11 +1116,15 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             // through a shuffle, as the compiler would convert it for every target again
             for (int c = 0; c < VEC; c++) base.at[l][c] = __shfl_sync(ALL, base.at[l][c], lane);
         }
-        int next = 0, due = written ? targets[32].after : NEVER;
+        // the next target is due before source `since + due`
+        int since = 0, due = written ? targets[32].after : NEVER;
         if (lane == 0 && written) targets[written - 1].after = NEVER;
         __syncwarp();
+        Cursor<Target> next(targets, 0), last(targets, written);
+        Cursor<Row> slot_of_next(slots, lane);
         auto write = [&]() {
-            Target to = targets[next];
+            Target to = next.here();
+            next.step(1);
             real sum[VEC], derivative[VEC];
 #pragma unroll
             for (int l = 0; l < SUMS; l++) {
@@ -1083,22 +1142,23 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
 #endif
                 }
             }
-            if (ADDED) add_to(outputs + index_t(unsigned(to.index)) * source_rows.stride, sum);
+            if (ADDED) add_to(*output_rows.at(to.index), sum);
             if (MULTIPLIED) {
-                Row &slot = slots[next * 32 + lane];
+                Row &slot = slot_of_next.here();
                 real product = real(0);
 #pragma unroll
                 for (int c = 0; c < VEC; c++) product += (SLOPES ? derivative[c] : sum[c]) * slot.at[c];
                 // what the lanes have is summed below, all targets side by side
                 slot.at[0] = product;
+                slot_of_next.step(32);
             }
-            due = to.after;
-            next++;
+            due = to.after - since;
         };
-        add_listed(total, local, [&](int i) {
+        add_listed(total, local, [&](int first, int i) {
+            if (i == 0) due -= first - since, since = first;
             while (due <= i) write();
         });
-        while (next < written) write();
+        while (next.before(last)) write();
         state.add_rows(local);
         __syncwarp();
         real product = real(0);
@@ -1115,7 +1175,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 while (last < source_line.count && nodes.beyond(0, spot, source_line.place(last)) == real(0)) last++;
             }
             Row other = {}, row;
-            if (MULTIPLIED) other = Rows(others, stride, lane).load(index);
+            if (MULTIPLIED) other = other_rows.load(index);
             real sum[VEC] = {}, sum_extra = real(0), sum_slope = real(0);
 #pragma unroll 4
             for (int n = first; n < last; n++) {
@@ -1131,7 +1191,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 sum_extra += weight * scalar;
                 sum_slope += derivative * scalar;
             }
-            if (ADDED) add_to(outputs + index_t(unsigned(index)) * source_rows.stride, sum);
+            if (ADDED) add_to(*output_rows.at(index), sum);
             if (MULTIPLIED) result = sum_lanes(result);
             if (lane == which) extra = sum_extra, extra_slope = sum_slope, product = result;
             few &= few - 1;
