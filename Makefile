@@ -13,8 +13,11 @@ INSTALLED := .venv/.installed
 demo: $(INSTALLED)
 	$(BIN)/sortattn demo $(DEMO)
 
+# threads that wait for others let these have the core: two processes have two threads each
+test: export OMP_WAIT_POLICY := passive
+# neighbours, which share what they compile and expect, stay in one process
 test: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses 2
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -7,22 +7,15 @@ import pytest
 import torch
 
 import sortattn
-from sortattn.cuda.compile import cubin
 from sortattn.ops.sorted import cuda, sign
 from sortattn.ops.sorted.api import _derivative
 
 from .cases import BOX, CASES, SIDED
+from .nvrtc import ARCHITECTURES, machine_code
 
 pytest.importorskip("cuda.core")
 
-ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
 KERNELS = {name: sortattn.KERNELS.get(name, CASES[name].kernel) for name in SIDED} | {"box": BOX.kernel}
-
-
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch, tmp_path):
-    """Nothing compiled before counts."""
-    monkeypatch.setenv("SORTATTN_CACHE", str(tmp_path))
 
 
 def on_a_gpu(monkeypatch, kernel) -> None:
@@ -42,14 +35,22 @@ def all_defines(terms, dtype=torch.float32, width=64, ordered=False):
         yield cuda._defines(tracks, dtype, width, added=added, multiplied=multiplied, ordered=ordered)
 
 
+def compile_walks(name, architecture, **options) -> None:
+    for defines in all_defines(KERNELS[name].terms()):
+        code = machine_code(cuda._WALK, defines, architecture, **options)
+        for entry in (b"summarise", b"accumulate", b"walk"):
+            assert entry in code
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("name", KERNELS)
 def test_walks_of_values_and_of_gradients_compile(name, architecture):
-    terms = KERNELS[name].terms()
-    for defines in all_defines(terms):
-        code = cubin(cuda._WALK, defines, architecture)
-        for entry in (b"summarise", b"accumulate", b"walk"):
-            assert entry in code
+    compile_walks(name, architecture)
+
+
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump"])
+def test_walks_compile_as_for_a_user(name):
+    compile_walks(name, "sm_90", optimised=True)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_walks_of_values_and_of_gradients_compile(name, architecture):
 def test_other_types_and_widths_compile(dtype, width, ordered):
     terms = KERNELS["add_bump"].terms()
     for defines in all_defines(terms, dtype, width, ordered):
-        assert b"walk" in cubin(cuda._WALK, defines, "sm_90")
+        assert b"walk" in machine_code(cuda._WALK, defines, "sm_90")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=lambda dtype: str(dtype)[6:])
@@ -72,7 +73,7 @@ def test_all_that_a_call_of_a_sign_sum_launches_compiles(architecture, dtype, mo
     class Compiled:
         def __init__(self, source, entry, defines=()):
             if (source, defines) not in compiled:
-                compiled[source, defines] = cubin(source, defines, architecture)
+                compiled[source, defines] = machine_code(source, defines, architecture)
             assert entry.encode() in compiled[source, defines]
 
         def __call__(self, *arguments, **options):
@@ -91,7 +92,7 @@ def test_all_that_a_call_of_a_sign_sum_launches_compiles(architecture, dtype, mo
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_sorts_compile(architecture):
     for items in (1, 2, 4, 8, cuda._ITEMS):
-        assert b"sort_runs" in cubin(cuda._SORT, (("ITEMS", items),), architecture)
+        assert b"sort_runs" in machine_code(cuda._SORT, (("ITEMS", items),), architecture)
 
 
 @pytest.mark.parametrize("name", KERNELS)

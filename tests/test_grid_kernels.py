@@ -1,6 +1,6 @@
 """The grid's Triton kernels, run by Triton's interpreter on the CPU beside float64.
 
-It is switched on before Triton is imported, so every check is a process of its own, see `interpreted`.
+It is switched on before Triton is imported, so a process of its own does the checks, see `interpreted`.
 """
 
 import os
@@ -12,19 +12,36 @@ import pytest
 
 pytest.importorskip("triton")
 ROOT = Path(__file__).parents[1]
+# the last line of a check, see `interpreted`
+END = "the end of a check\n"
 
 
-def interpret(*check: str) -> None:
+@pytest.fixture(scope="module")
+def interpret():
+    """Does a check, by its name and its arguments."""
+    command = [sys.executable, "-m", "tests.interpreted"]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT / 'src'}"}
-    command = [sys.executable, "-m", "tests.interpreted", *check]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as process:
+
+        def check(*what: str) -> None:
+            print(*what, file=process.stdin, flush=True)
+            said = []
+            for line in process.stdout:
+                if line == END:
+                    break
+                said.append(line)
+            else:
+                said.append(f"the interpreter has ended with {process.wait()}")
+            assert not said, "".join(said)[-3000:]
+
+        yield check
 
 
 @pytest.mark.parametrize(
     ("name", "dtype", "dims"),
     [
-        ("add_riesz", "float32", "17"),
+        ("add_riesz", "float32", "3"),
         ("add_riesz", "bfloat16", "3"),
         ("add_laplace", "float32", "2"),
         ("add_laplace", "float16", "3"),
@@ -34,14 +51,14 @@ def interpret(*check: str) -> None:
         ("matern", "float32", "2"),
     ],
 )
-def test_output_and_gradients_are_those_of_the_surrogate(name, dtype, dims):
+def test_output_and_gradients_are_those_of_the_surrogate(name, dtype, dims, interpret):
     interpret("gradients", name, dtype, dims)
 
 
 @pytest.mark.parametrize(
     ("name", "dtype", "dims"),
     [
-        ("add_riesz", "float32", "17"),
+        ("add_riesz", "float32", "3"),
         ("add_riesz", "bfloat16", "3"),
         ("add_laplace", "float32", "2"),
         ("add_bump", "float16", "17"),
@@ -49,7 +66,7 @@ def test_output_and_gradients_are_those_of_the_surrogate(name, dtype, dims):
         ("matern", "float32", "2"),
     ],
 )
-def test_causal_output_and_gradients_are_those_of_the_surrogate(name, dtype, dims):
+def test_causal_output_and_gradients_are_those_of_the_surrogate(name, dtype, dims, interpret):
     interpret("causal_gradients", name, dtype, dims)
 
 
@@ -61,25 +78,25 @@ def test_causal_output_and_gradients_are_those_of_the_surrogate(name, dtype, dim
         ("add_laplace", "float32", "2"),
     ],
 )
-def test_causal_gradients_by_kernels_are_those_by_torch(name, dtype, dims):
+def test_causal_gradients_by_kernels_are_those_by_torch(name, dtype, dims, interpret):
     interpret("causal_ways", name, dtype, dims)
 
 
-def test_causal_masks_groups_and_lengths():
+def test_causal_masks_groups_and_lengths(interpret):
     interpret("causal")
 
 
-def test_the_kernel_between_nodes_is_corrected_as_by_torch():
+def test_the_kernel_between_nodes_is_corrected_as_by_torch(interpret):
     interpret("matrix")
 
 
-def test_masks_groups_and_what_is_no_number():
+def test_masks_groups_and_what_is_no_number(interpret):
     interpret("masks")
 
 
-def test_sums_many_channels_and_many_nodes():
+def test_sums_many_channels_and_many_nodes(interpret):
     interpret("sums")
 
 
-def test_the_operator_compiles_and_maps():
+def test_the_operator_compiles_and_maps(interpret):
     interpret("operators")

@@ -100,9 +100,9 @@ def test_sorted_sums_in_float32_at_131072(name, shift, device):
 
 
 def check_some_queries(name: str, length: int, shift: float, device: str, bound: float) -> None:
-    """Compare 128 of the queries with the definition in float64, some keys at a time."""
+    """Compare 32 of the queries with the definition in float64, some keys at a time."""
     query, key, value = draw(Shape((1,), length, length, 64, 64), torch.float32, device, shift=shift)
-    chosen = torch.randperm(length, generator=torch.Generator().manual_seed(3))[:128].to(device)
+    chosen = torch.randperm(length, generator=torch.Generator().manual_seed(3))[:32].to(device)
     output = sortattn.kernel_attention(query, key, value, name, backend="sorted")
     queries, ones = query[:, chosen].double(), torch.ones_like(value[..., :1])
     pieces = zip(key.double().split(1024, 1), torch.cat([value, ones], -1).double().split(1024, 1), strict=True)

@@ -67,7 +67,7 @@ def _library(source: Path, defines: Defines, twins: str | None) -> ctypes.CDLL:
 def _compiled(code: str, name: str) -> ctypes.CDLL:
     """The library of a C++ source, kept for other processes: tests in several of them want the same ones."""
     # a product and a sum are rounded one by one, as the kernels ask where it matters
-    command = [COMPILER, "-O1", "-ffp-contract=off", "-std=c++17", "-w", "-shared", "-fPIC"]
+    command = [COMPILER, "-Og", "-march=native", "-ffp-contract=off", "-std=c++17", "-w", "-shared", "-fPIC"]
     headers = [Path(__file__).with_name(name).read_text() for name in ("threads.h", "tiled.h")]
     digest = hashlib.sha256("\n".join([*command, *headers, code]).encode()).hexdigest()[:24]
     folder = Path(__file__).with_name("__pycache__")

@@ -1,12 +1,8 @@
 // A block of CUDA threads on one CPU thread: every thread is a fibre that runs until it waits for others.
 //
 // Enough of CUDA for the kernels of this package, which are compiled behind this header.
-#include <ucontext.h>
-
 #include <cmath>
 #include <cstring>
-#include <functional>
-#include <vector>
 
 #define __device__
 #define __global__
@@ -24,17 +20,28 @@ struct uint2 {
     unsigned x, y;
 };
 
+// Leaves one stack for another, with the registers that a function has to keep. `swapcontext` also asks the system for
+// the mask of signals, every time: with it kernels of single warps took eight times as long.
+extern "C" void change_stacks(void **from, void *to);
+asm(".text\n"
+    "change_stacks:\n"
+    "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
+    "movq %rsp, (%rdi)\n movq %rsi, %rsp\n"
+    "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n"
+    "ret\n");
+
 namespace emulator {
 constexpr int MOST = 1024, STACK = 1 << 17;
 // the barrier of the whole block; those before belong to warps
 constexpr int BLOCK = MOST / 32;
-ucontext_t fibres[MOST], host;
-std::vector<char> stacks;
+// where the stacks of those that wait end
+void *fibres[MOST], *host;
 bool alive[MOST];
 int me, threads, arrived[BLOCK + 1], turn[BLOCK + 1];
 unsigned long long words[MOST];
 bool flags[MOST];
-std::function<void()> kernel;
+const void *kernel;
+void (*run)(const void *);
 } // namespace emulator
 
 static Coordinates threadIdx, blockIdx, blockDim, gridDim;
@@ -56,7 +63,7 @@ inline void wait(int barrier, int number) {
     while (turn[barrier] == now) {
         int from = me, to = next_alive();
         switch_to(to);
-        swapcontext(&fibres[from], &fibres[to]);
+        change_stacks(&fibres[from], fibres[to]);
     }
 }
 inline void wait_for_warp() { wait(me / 32, 32); }
@@ -80,16 +87,24 @@ template <typename T, typename F> T fold(T mine, F combine) {
     return result;
 }
 inline void begin() {
-    kernel();
+    run(kernel);
     alive[me] = false;
     int next = next_alive();
-    if (!alive[next]) setcontext(&host);
+    int from = me;
     switch_to(next);
-    setcontext(&fibres[next]);
+    change_stacks(&fibres[from], alive[next] ? fibres[next] : host);
 }
-inline void launch(long width, long height, int block, std::function<void()> body) {
-    kernel = body, threads = block;
-    stacks.resize(size_t(MOST) * STACK);
+// A stack that `change_stacks` goes on with at the start of `begin`: six registers, and where to return to.
+inline void *fresh(char *stack) {
+    void **end = reinterpret_cast<void **>((reinterpret_cast<size_t>(stack) + STACK) / 16 * 16);
+    end[-2] = reinterpret_cast<void *>(begin);
+    return end - 8;
+}
+template <class Body> void launch(long width, long height, int block, Body body) {
+    kernel = &body, run = [](const void *body) { (*static_cast<const Body *>(body))(); };
+    threads = block;
+    // not filled: what is never written takes no memory
+    char *stacks = new char[size_t(block) * STACK];
     gridDim = {unsigned(width), unsigned(height), 1}, blockDim = {unsigned(block), 1, 1};
     for (long y = 0; y < height; y++) {
         for (long x = 0; x < width; x++) {
@@ -97,15 +112,13 @@ inline void launch(long width, long height, int block, std::function<void()> bod
             std::memset(arrived, 0, sizeof arrived);
             for (int i = 0; i < block; i++) {
                 alive[i] = true;
-                getcontext(&fibres[i]);
-                fibres[i].uc_stack = {stacks.data() + size_t(i) * STACK, 0, STACK};
-                fibres[i].uc_link = nullptr;
-                makecontext(&fibres[i], begin, 0);
+                fibres[i] = fresh(stacks + size_t(i) * STACK);
             }
             switch_to(0);
-            swapcontext(&host, &fibres[0]);
+            change_stacks(&host, fibres[0]);
         }
     }
+    delete[] stacks;
 }
 } // namespace emulator
 

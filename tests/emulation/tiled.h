@@ -58,12 +58,14 @@ static unsigned __byte_perm(unsigned x, unsigned, unsigned which) {
 // Tensor cores add a sum and the products to it with one exponent, the largest of theirs, and cut off what is below so
 // many digits of that; products are not normalised, so those of a half below 2^-14 lose the digits that it lacks.
 constexpr int DIGITS = 25;
-static int exponent_of_half(float x) { return x ? std::max(std::ilogb(x), -14) : -1000; }
+static int exponent_of_float(float x) { return x ? (__float_as_int(x) >> 23 & 255) - 127 : -1000; }
+static int exponent_of_half(float x) { return x ? std::max(exponent_of_float(x), -14) : -1000; }
 static float sum_of_products(float sum, const float (&left)[16], const float (&right)[16]) {
-    int most = sum ? std::ilogb(sum) : -1000;
+    int most = exponent_of_float(sum);
     for (int k = 0; k < 16; ++k) most = std::max(most, exponent_of_half(left[k]) + exponent_of_half(right[k]));
     if (most < -500) return sum;
-    auto cut = [=](double x) { return std::ldexp(std::trunc(std::ldexp(x, DIGITS - most)), most - DIGITS); };
+    double up = ldexp(1.0, DIGITS - most), down = ldexp(1.0, most - DIGITS);
+    auto cut = [=](double x) { return std::trunc(x * up) * down; };
     double total = cut(sum);
     for (int k = 0; k < 16; ++k) total += cut(double(left[k]) * right[k]);
     float near = total;

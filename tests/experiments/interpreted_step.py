@@ -14,14 +14,14 @@ from sortattn.experiments.recall.training import TRAINED, Batch, Trainer, start
 SIZES, HEAD_DIM = (3, 20, 35), 3
 
 
-def error(name: str, *, moved: bool) -> float:
-    """The largest `difference` of the states after two steps; without `moved` queries and keys are equal."""
+def error(name: str) -> float:
+    """The largest `difference` of the states after two steps; in the run before the last queries and keys are equal."""
     batch = Batch(name, SIZES, 1, HEAD_DIM, "cpu")
     states = [as_double(start(batch)) for _ in range(2)]
     for state in states:
         generator = torch.Generator().manual_seed(1)
         for part in ("query_map", "key_map"):
-            state[part] += moved * 0.2 * torch.randn(state[part].shape, generator=generator, dtype=torch.float64)
+            state[part][-1] += 0.2 * torch.randn(HEAD_DIM, HEAD_DIM, generator=generator, dtype=torch.float64)
         # a run that has ended
         state["active"][0] = False
     step = fused.FusedStep(TRAINED[name], [size for size, _ in batch.runs], states[1])
@@ -46,4 +46,4 @@ def as_double(state: dict) -> dict:
 if __name__ == "__main__":
     # tensor cores are not interpreted
     fused.PRECISION = "ieee"
-    print(json.dumps({name: max(error(name, moved=moved) for moved in (False, True)) for name in TRAINED}))
+    print(json.dumps({name: error(name) for name in TRAINED}))

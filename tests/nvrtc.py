@@ -1,0 +1,22 @@
+"""CUDA sources compiled for architectures whose devices need not be there."""
+
+import functools
+from pathlib import Path
+from unittest import mock
+
+from sortattn.cuda.compile import Defines, _compile, _text
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
+
+
+def machine_code(source: Path, defines: Defines, architecture: str, *, optimised: bool = False) -> bytes:
+    """Compiled afresh, and as for a user only if `optimised`, which takes ten times as long.
+
+    What the language or an architecture does not allow is an error either way: the whole source is parsed, translated
+    and assembled.
+    """
+    import cuda.core
+
+    options = functools.partial(cuda.core.ProgramOptions, ofast_compile=None if optimised else "max")
+    with mock.patch.object(cuda.core, "ProgramOptions", options):
+        return _compile(source, _text(source), defines, architecture)
