@@ -10,7 +10,7 @@ from torch import Tensor
 from .grid import Grid
 from .language import product, ramp, unit
 from .launch import quick
-from .layout import FAST, INTERPRETED, channel_block, count_blocks, joined_parts, split_length
+from .layout import FAST, INTERPRETED, channel_block, count_blocks, joined_parts, registers, split_length
 from .tables import Places
 
 
@@ -190,6 +190,7 @@ def collect_rows(grid: Grid, places: Places, rows: Tensor, largest: Tensor) -> T
         HATS=grid.hats,
         num_warps=8 if narrow else 4,
         num_stages=3,
+        **(registers(128) if narrow else {}),
         FAST=FAST,
         **grid.layout.precision,
     )

@@ -87,6 +87,11 @@ def channel_block(channels: int) -> int:
     return min(64, max(16, power_of_two(channels)))
 
 
+def registers(number: int) -> dict:
+    """How many registers a thread has, where NVIDIA's compiler would take more and leave room for fewer blocks."""
+    return {"maxnreg": number} if FAST else {}
+
+
 def split_length(length: int, programs: int, least: int) -> tuple[int, int]:
     """How many points a program takes, a multiple of `least`, and how many of them take one line."""
     splits = max(1, min(_BUSY // max(programs, 1), length // 1024))

@@ -9,14 +9,12 @@ from torch import Tensor
 
 from ....kernels import RIESZ_EPSILON
 from .grid import Grid
-from .layout import FAST, LINE, channel_block, count_blocks, power_of_two
+from .layout import LINE, channel_block, count_blocks, power_of_two, registers
 from .matrix import exponential, spline
 from .tables import Causal
 
 # queries and keys of a block, warps, and dimensions in a row
 _BLOCK = (64, 64, 4, 8)
-# registers of a thread: three blocks a multiprocessor, where NVIDIA's compiler would take all for the rare other way
-_REGISTERS = {"maxnreg": 168} if FAST else {}
 
 
 @triton.jit
@@ -68,6 +66,13 @@ def _add_two_pairs(total, s, t, KIND: tl.constexpr):
             is_pure=True,
             pack=2,
         )
+
+
+@triton.jit
+def _nothing(sums):
+    """Zeros in float16, in the registers of the sums: only the last compiler sees that this is a constant."""
+    bits = sums.to(tl.uint32, bitcast=True)
+    return ((bits >> 31) >> 1).to(tl.uint16).to(tl.float16, bitcast=True)
 
 
 @triton.jit
@@ -166,7 +171,7 @@ def near_kernel(
             key_at = keys + key_block * (D * LINE) + tl.multiple_of(n0 % LINE, KEYS) + tl.arange(0, KEYS)[None, :]
             for _ in range(0, D, UNROLL):
                 if HALF:
-                    few = (sums * 0.0).to(tl.float16)
+                    few = _nothing(sums)
                 for step in tl.static_range(UNROLL):
                     s, t = tl.load(query_at + step * LINE), tl.load(key_at + step * LINE)
                     if HALF:
@@ -265,7 +270,8 @@ def sum_near(
         HALF=grid.halves,
         MASKED=weight is not None,
         num_warps=warps,
-        **_REGISTERS,
+        # three blocks a multiprocessor: the rare other way would have taken all registers
+        **registers(168),
         **grid.layout.precision,
     )
     return found
