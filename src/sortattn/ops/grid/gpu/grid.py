@@ -41,8 +41,12 @@ class Grid:
 
     @property
     def place_type(self) -> torch.dtype:
-        """In which the places of a sum are: codes, unless their nine bits are too few or nodes too many for them."""
-        return torch.int16 if self.layout.narrow and not self.looks_up else torch.float32
+        """In which the places of a sum are: codes, unless their nine bits are too few or nodes too many for them.
+
+        Those of exponentials have hats, differences of two ramps, which take as many instructions either way.
+        """
+        codes = self.layout.narrow and not self.looks_up and not self.formula.exponential
+        return torch.int16 if codes else torch.float32
 
     @property
     def changes(self) -> bool:

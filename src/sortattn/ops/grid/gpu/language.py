@@ -41,12 +41,9 @@ def ramp(place, shift, FAST: tl.constexpr):
 @triton.jit
 def product(weight, rows, total, PRECISION: tl.constexpr, EMULATED: tl.constexpr):
     """`total + weight @ rows` on tensor cores, in the type of the rows; see `unit`. The interpreter has no bfloat16."""
-    if weight.dtype != tl.int16:
-        weight = weight.to(rows.dtype)
-    elif rows.dtype == tl.float16:
+    if weight.dtype == tl.int16:
         weight = weight.to(tl.float16, bitcast=True)
-    else:
-        weight = (weight.to(tl.float32) * (1 / 512)).to(rows.dtype)
+    weight = weight.to(rows.dtype)
     if EMULATED:
         return tl.dot(weight.to(tl.float32), rows.to(tl.float32), total)
     else:
@@ -54,9 +51,9 @@ def product(weight, rows, total, PRECISION: tl.constexpr, EMULATED: tl.constexpr
 
 
 @triton.jit
-def unit(places, rows):
-    """What a `product` has to be multiplied with, for pointers to places and rows: codes are weights of 2^-15."""
-    if places.dtype.element_ty == tl.int16 and rows.dtype.element_ty == tl.float16:
+def unit(places):
+    """What a `product` has to be multiplied with, for a pointer to places: codes have weights of 2^-15 for one."""
+    if places.dtype.element_ty == tl.int16:
         return 32768.0
     else:
         return 1.0

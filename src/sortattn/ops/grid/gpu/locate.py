@@ -73,11 +73,12 @@ def locate_kernel(
     width = tl.load(base + cell + 1) - start
     # a NaN becomes zero
     distance = tl.minimum(tl.maximum(x - start, 0.0), width)
-    out = (problem * D + d)[None, :] * length + n[:, None]
+    # four points of a line a thread, as it is for float32: with the eight that fit for codes it took a third longer
+    out = (problem * D + d)[None, :] * length + tl.max_contiguous(n, 4)[:, None]
     tau = tl.load(bandwidth + problem)
     if LINES:
         block = (problem * tl.num_programs(0) + tl.program_id(0)) * D + d
-        spot = lines + block[None, :] * ROWS + tl.arange(0, ROWS)[:, None]
+        spot = lines + block[None, :] * ROWS + tl.max_contiguous(tl.arange(0, ROWS), 4)[:, None]
         tl.store(spot, (x / tau * STRETCH).to(lines.dtype.element_ty), mask=(d < D)[None, :])
     if EXPONENTIAL:
         above, below = sinh_ratio(distance / tau, width / tau), sinh_ratio((width - distance) / tau, width / tau)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from .layout import channel_block, count_blocks, whole
@@ -22,6 +23,11 @@ class Places:
     @property
     def length(self) -> int:
         return self.first.shape[2]
+
+    @property
+    def codes(self) -> bool:
+        """Whether they are codes, see `language`."""
+        return self.first.dtype == torch.int16
 
 
 @dataclass(frozen=True)

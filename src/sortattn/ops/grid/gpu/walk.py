@@ -119,7 +119,7 @@ def walk_kernel(
     total = tl.zeros((TALL, CHANNELS), tl.float32)
     for turn in range(0, chunks):
         chunk = chunks - 1 - turn if REVERSED else turn
-        matrix = tl.load(bends + matrix_at) * unit(places, rows)
+        matrix = tl.load(bends + matrix_at) * unit(places)
         # not in 16 bits: the sum of all values is in every dimension, and its rounding would not average out
         if TOGETHER == 1:
             found = tl.dot(tl.reshape(matrix, (GP, GP)), total, input_precision=PRECISION)
