@@ -15,7 +15,14 @@ from sortattn.kernels import resolve
 triton = pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="nothing is compiled there")
 
-_TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
+_TYPES = {
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
 
 
 class Compiler:
@@ -27,7 +34,7 @@ class Compiler:
     def __getitem__(self, grid):
         return self.launch
 
-    def launch(self, *arguments, num_warps=4, num_stages=3, **constants):
+    def launch(self, *arguments, num_warps=4, num_stages=3, maxnreg=None, **constants):
         names = self.kernel.arg_names
         values = dict(zip(names, arguments, strict=False))
         kinds = {name: _kind(values[name]) if name in values else "constexpr" for name in names}
@@ -41,7 +48,8 @@ class Compiler:
             constexprs={(names.index(name),): value for name, value in constants.items()},
         )
         target = triton.backends.compiler.GPUTarget("cuda", 90, 32)
-        triton.compile(source, target=target, options={"num_warps": num_warps, "num_stages": num_stages})
+        options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg}
+        triton.compile(source, target=target, options=options)
 
 
 def _kind(value) -> str:

@@ -69,12 +69,11 @@ def _forward(
     _, numbers = known(kernel, parameters)
     counted = weight if masked else None
     found = forward(query, key, value, counted, bandwidth, numbers, count, group, normalise)
-    flags = torch.cat([found.flags.rows, found.flags.shared])
     tables = found.tables
     grid = found.grid
     # outputs of an operator are not the same tensor
     seconds = tables.seconds if exponential else tables.seconds.new_empty(query.shape[0], 0)
-    return found.out, found.totals, grid.nodes, grid.stats, tables.rows, tables.counts, seconds, flags
+    return found.out, found.totals, grid.nodes, grid.stats, tables.rows, tables.counts, seconds, found.numbers
 
 
 grid_gpu = torch.library.custom_op("sortattn::grid_gpu", _forward, mutates_args=())

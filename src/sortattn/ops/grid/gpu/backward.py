@@ -10,6 +10,7 @@ from ...recorded import recorded
 from .collect import collect_rows, weighted_count
 from .forward import joined, rounds
 from .grid import Grid
+from .layout import of_heads
 from .locate import locate
 from .matrix import matrix
 from .read import read
@@ -81,7 +82,7 @@ def backward(
     for some in rounds(query):
         part = grid.some(some)
         places = locate(part, query[some])
-        factors, extras = _some(cotangent.factors, some), _some(cotangent.extras, some)
+        factors, extras = of_heads(cotangent.factors, some), of_heads(cotangent.extras, some)
         points = (query[some], places, grad[some], slopes.some(some), factors, extras)
         taus = derive(part, *points, by_query[some], wants_numbers)
         if taus is not None:
@@ -107,7 +108,7 @@ def backward(
     shared = Flags(flags.shared, flags.shared, 1)
     for some in rounds(key):
         part = grid.some(some)
-        places = locate(part, key[some], _some(weight, some))
+        places = locate(part, key[some], of_heads(weight, some))
         read(part, places, readable.some(some), Output(by_value[some], None, shared.some(some), False))
         taus = derive(
             part,
@@ -116,7 +117,7 @@ def backward(
             value[some],
             slopes.some(some),
             None,
-            _some(extras, some),
+            of_heads(extras, some),
             by_key[some],
             wants_numbers,
         )
@@ -128,10 +129,6 @@ def backward(
         taus, by_parameters = recorded(lambda: _through_matrix(grid, kernel, parameters, by_phi))
         by_bandwidth += taus
     return Gradients(by_query.transpose(1, 2), by_key.transpose(1, 2), by_value, by_bandwidth, by_parameters)
-
-
-def _some(part: Tensor | None, heads: slice) -> Tensor | None:
-    return None if part is None else part[heads]
 
 
 def _slopes(

@@ -9,6 +9,7 @@ from torch import Tensor
 from .collect import count_ramps
 from .formula import Formula
 from .grid import Grid
+from .layout import of_heads
 from .locate import locate
 from .matrix import matrix
 from .near import sum_near
@@ -55,14 +56,17 @@ def forward(
     out = torch.empty(problems, rows, channels, dtype=value.dtype, device=value.device)
     totals = torch.empty(problems, rows, device=query.device)
     for some in rounds(problems, workspace(grid, value, rows), query, key, value):
-        part, counted = grid.some(some), None if weight is None else weight[some]
-        places = locate(part, key[some], counted, lines=True)
-        table, unscale = walk_chunks(part, places, value[some], phi[some], phi_largest[some], CHUNK, part.changes)
-        normaliser = _levels(part, places, counted, phi[some])
-        places, lines = locate(part, query[some], lines=True), places.lines
-        near = sum_near(part, query[some], key[some], places.lines, lines, value[some], counted, group, CHUNK)
+        part = grid.some(some)
+        inputs = (query, key, value, weight, phi, phi_largest)
+        queries, keys, rows, counted, between, largest = (of_heads(one, some) for one in inputs)
+        places = locate(part, keys, counted, grid.place_type, lines=True)
+        table, unscale = walk_chunks(part, places, rows, between, largest, CHUNK, part.changes)
+        normaliser = _levels(part, places, counted, between)
+        places, lines = locate(part, queries, kind=grid.place_type, lines=True), places.lines
+        near = sum_near(part, queries, keys, places.lines, lines, rows, counted, group, CHUNK)
         readable = Readable(table, table, normaliser, unscale)
-        read(part, places, readable, Output(out[some], totals[some], flags.some(some), normalise, near))
+        sums = Output(of_heads(out, some), of_heads(totals, some), flags.some(some), normalise, near)
+        read(part, places, readable, sums)
     return Result(out, totals, grid, flags)
 
 
@@ -82,6 +86,7 @@ def workspace(grid: Grid, value: Tensor, rows: int) -> int:
     """Bytes of the tables, of places and of what comes with them, for one head."""
     seen, channels = value.shape[1:]
     tables = -(-seen // CHUNK) * grid.layout.padded * (channels * grid.layout.table_type.itemsize + 12)
+    # in float32 as if all were, which causal gradients take
     return grid.dims * (tables + 4 * (rows + seen) * (3 if grid.formula.exponential else 2))
 
 

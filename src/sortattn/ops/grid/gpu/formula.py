@@ -26,6 +26,11 @@ class Formula:
     # what `near_kernel` calls it
     kind: str
 
+    @property
+    def constants(self) -> tuple:
+        """What kernels are compiled for."""
+        return self.count, self.jumps, self.decays, self.exponential, self.riesz, self.beside, self.kind
+
 
 # of parameters on the device: their version, the kernel and its formula
 _known: WeakIdKeyDictionary = WeakIdKeyDictionary()

@@ -9,6 +9,8 @@ from torch import Tensor
 from .collect import collect_rows, count_ramps
 from .formula import Formula
 from .grid import Grid
+from .launch import launches
+from .layout import of_heads
 from .locate import locate
 from .matrix import matrix
 from .plan import plan
@@ -29,6 +31,8 @@ class Result:
     grid: Grid
     tables: Tables
     flags: Flags
+    # those of the rows, then the shared ones
+    numbers: Tensor
 
 
 def forward(
@@ -47,28 +51,31 @@ def forward(
     numbers = torch.zeros(problems * (group + 3), dtype=torch.int32, device=query.device)
     row_flags, shared, phi_largest, largest = numbers.split([problems * group, problems, problems, problems])
     flags = Flags(row_flags, shared, group)
-    grid = plan(query, key, weight, bandwidth, kernel, count, flags)
+    known = launches(query, key, value, weight, bandwidth, *kernel.constants, count, group, normalise)
+    grid = plan(query, key, weight, bandwidth, kernel, count, flags, known)
     tables = collect(grid, key, value, weight, largest)
     phi = matrix(grid, phi_largest)
     readable = transform(grid, tables, phi, phi_largest, changes=grid.changes)
     out = torch.empty(problems, rows, value.shape[2], dtype=value.dtype, device=value.device)
     totals = torch.empty(problems, rows, device=query.device)
-    for some in rounds(query):
-        places = locate(grid.some(some), query[some])
-        part = readable.some(some)
-        read(grid.some(some), places, part, Output(out[some], totals[some], flags.some(some), normalise))
-    return Result(out, totals, grid, tables, flags)
+    for some in rounds(query, grid.place_type):
+        part = grid.some(some)
+        places = locate(part, of_heads(query, some), kind=grid.place_type)
+        sums = Output(of_heads(out, some), of_heads(totals, some), flags.some(some), normalise)
+        read(part, places, readable.some(some), sums)
+    return Result(out, totals, grid, tables, flags, numbers[: problems * (group + 1)])
 
 
 def collect(grid: Grid, key: Tensor, value: Tensor, weight: Tensor | None, largest: Tensor) -> Tables:
     """The tables of the values and of the weights of keys."""
     parts = []
-    for some in rounds(key):
-        counted = None if weight is None else weight[some]
-        places = locate(grid.some(some), key[some], counted)
-        counts = count_ramps(grid, places.first)
-        seconds = count_ramps(grid, places.second) if grid.formula.exponential else counts
-        parts.append((collect_rows(grid.some(some), places, value[some], largest[some]), counts, seconds))
+    for some in rounds(key, grid.place_type):
+        part = grid.some(some)
+        places = locate(part, of_heads(key, some), of_heads(weight, some), grid.place_type)
+        counts = count_ramps(part, places.first)
+        seconds = count_ramps(part, places.second) if grid.formula.exponential else counts
+        rows = collect_rows(part, places, of_heads(value, some), of_heads(largest, some))
+        parts.append((rows, counts, seconds))
     rows, counts, seconds = joined(parts)
     whole = None if weight is None else weight.float().sum(1)
     return Tables(rows, counts, seconds, largest, key.shape[1], whole)
@@ -79,10 +86,10 @@ def joined(parts: list[tuple[Tensor, ...]]) -> list[Tensor]:
     return [part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True)]
 
 
-def rounds(points: Tensor) -> Iterator[slice]:
-    """Heads whose places are made together."""
+def rounds(points: Tensor, kind: torch.dtype = torch.float32) -> Iterator[slice]:
+    """Heads whose places, of this type, are made together."""
     problems, length, dims = points.shape
-    together = max(1, _WORKSPACE // max(1, 4 * length * dims))
+    together = max(1, _WORKSPACE // max(1, kind.itemsize * length * dims))
     # rounds of equal size
     together = -(-problems // -(-problems // together))
     for first in range(0, problems, together):

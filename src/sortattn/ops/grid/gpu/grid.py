@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from .formula import Formula
-from .layout import FAST, Layout, shifts
+from .layout import FAST, Layout, shifts, whole
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,8 @@ class Grid:
     bandwidth: Tensor
     layout: Layout
     formula: Formula
+    # those of all heads in calls of this kind, see `launch`
+    launches: dict | None = None
 
     @property
     def hats(self) -> bool:
@@ -37,6 +40,15 @@ class Grid:
         return self.layout.padded > 64
 
     @property
+    def place_type(self) -> torch.dtype:
+        """In which the places of a sum are: codes, unless their nine bits are too few or nodes too many for them.
+
+        Those of exponentials have hats, differences of two ramps, which take as many instructions either way.
+        """
+        codes = self.layout.narrow and not self.looks_up and not self.formula.exponential
+        return torch.int16 if codes else torch.float32
+
+    @property
     def changes(self) -> bool:
         """Whether points read the changes from node to node: by products of ramps."""
         return not self.hats and not self.looks_up
@@ -51,7 +63,11 @@ class Grid:
 
     def some(self, heads: slice) -> "Grid":
         """The grid of some of the heads."""
-        return replace(self, nodes=self.nodes[heads], stats=self.stats[heads], bandwidth=self.bandwidth[heads])
+        if whole(self.nodes, heads):
+            return self
+        parts = {name: getattr(self, name)[heads] for name in ("nodes", "stats", "bandwidth")}
+        return replace(self, **parts, launches=None)
 
-    def shifts(self) -> Tensor:
-        return shifts(self.layout.padded, self.nodes.device)
+    def shifts(self, places: Tensor) -> Tensor:
+        """What `ramp` adds to these places."""
+        return shifts(self.layout.padded, places.device, places.dtype)

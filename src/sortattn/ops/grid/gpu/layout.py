@@ -13,6 +13,8 @@ from .language import ramp
 INTERPRETED = isinstance(ramp, InterpretedFunction)
 # two integers of 16 bits in one instruction
 FAST = not INTERPRETED and torch.version.hip is None
+# points of a block of lines, see `Places`
+LINE = 64
 # programs that keep a large GPU busy
 _BUSY = 528
 
@@ -48,15 +50,26 @@ class Layout:
 
 
 @functools.lru_cache(maxsize=64)
-def shifts(padded: int, device: torch.device) -> Tensor:
+def shifts(padded: int, device: torch.device, kind: torch.dtype) -> Tensor:
     """What `ramp` adds for the nodes -1 ... G, then for 0 ... G - 1 with a last one that makes every ramp one."""
-    nodes = torch.arange(1, -padded - 1, -1, dtype=torch.float32, device=device)
-    return torch.cat([nodes, nodes[1:-2], torch.ones(1, device=device)])
+    nodes = torch.arange(1, -padded - 1, -1, device=device)
+    nodes = torch.cat([nodes, nodes[1:-2], nodes[:1]])
+    return (nodes * 512 if kind == torch.int16 else nodes).to(kind)
 
 
 def joined_parts(table: Tensor) -> Tensor:
     """The table of all points from those of parts."""
     return table[0] if table.shape[0] == 1 else table.sum(0)
+
+
+def of_heads(part: Tensor | None, heads: slice) -> Tensor | None:
+    """A tensor of some heads; of all of them the tensor itself, as slices take microseconds, some dozens a call."""
+    return part if part is None or whole(part, heads) else part[heads]
+
+
+def whole(part: Tensor, heads: slice) -> bool:
+    """Whether these are all heads of a tensor."""
+    return heads.start == 0 and heads.stop == part.shape[0]
 
 
 def count_blocks(length: int, block: int) -> int:
@@ -72,6 +85,11 @@ def power_of_two(number: int) -> int:
 def channel_block(channels: int) -> int:
     """Channels of a block."""
     return min(64, max(16, power_of_two(channels)))
+
+
+def registers(number: int) -> dict:
+    """How many registers a thread has, where NVIDIA's compiler would take more and leave room for fewer blocks."""
+    return {"maxnreg": number} if FAST else {}
 
 
 def split_length(length: int, programs: int, least: int) -> tuple[int, int]:

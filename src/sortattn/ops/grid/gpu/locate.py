@@ -8,7 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from .grid import Grid
-from .layout import count_blocks, power_of_two
+from .launch import quick
+from .layout import LINE, count_blocks, power_of_two
 from .tables import Places
 
 _LOG2_E = math.log2(math.e)
@@ -21,6 +22,15 @@ def sinh_ratio(z, width):
     wide = tl.maximum(width, 0.1)
     full = tl.exp(z - wide) * (1 - tl.exp(-2 * z)) / (1 - tl.exp(-2 * wide))
     return tl.where(width < 0.1, ratio * (1 + (z * z - width * width) / 6), full)
+
+
+@triton.jit
+def _store(spot, cell, share, here):
+    """Places, see `language`; of codes not the last 512, so that one more cell does not overflow."""
+    place = cell.to(tl.float32) + share
+    if spot.dtype.element_ty == tl.int16:
+        place = tl.minimum(place * 512 + 0.5, 32255.0).to(tl.int16)
+    tl.store(spot, place, mask=here)
 
 
 @triton.jit
@@ -46,8 +56,8 @@ def locate_kernel(
 ):
     """The cell and the weight of the node above, as one number; for exponentials also one less the weight below.
 
-    Masked points stand at the first node. With LINES the points themselves, divided by the bandwidth
-    and multiplied with STRETCH, go to `lines`.
+    Masked points stand at the first node. With LINES the points themselves, divided by the bandwidth and multiplied
+    with STRETCH, go to `lines (P, blocks, D, ROWS)`, zeros behind the last one.
     """
     problem = tl.program_id(2).to(tl.int64)
     n, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * DIMS + tl.arange(0, DIMS)
@@ -63,10 +73,13 @@ def locate_kernel(
     width = tl.load(base + cell + 1) - start
     # a NaN becomes zero
     distance = tl.minimum(tl.maximum(x - start, 0.0), width)
-    out = (problem * D + d)[None, :] * length + n[:, None]
+    # four points of a line a thread, as it is for float32: with the eight that fit for codes it took a third longer
+    out = (problem * D + d)[None, :] * length + tl.max_contiguous(n, 4)[:, None]
     tau = tl.load(bandwidth + problem)
     if LINES:
-        tl.store(lines + out, (x / tau * STRETCH).to(lines.dtype.element_ty), mask=here)
+        block = (problem * tl.num_programs(0) + tl.program_id(0)) * D + d
+        spot = lines + block[None, :] * ROWS + tl.max_contiguous(tl.arange(0, ROWS), 4)[:, None]
+        tl.store(spot, (x / tau * STRETCH).to(lines.dtype.element_ty), mask=(d < D)[None, :])
     if EXPONENTIAL:
         above, below = sinh_ratio(distance / tau, width / tau), sinh_ratio((width - distance) / tau, width / tau)
         rest = tl.minimum(tl.maximum(1 - below, 0.0), 1.0)
@@ -76,21 +89,30 @@ def locate_kernel(
     if MASKED:
         counts = (tl.load(weight + problem * length + n, mask=n < length, other=0.0) != 0)[:, None]
         cell, above = tl.where(counts, cell, 0), tl.where(counts, above, 0.0)
-    tl.store(places + out, cell.to(tl.float32) + above, mask=here)
+    _store(places + out, cell, above, here)
     if EXPONENTIAL:
         if MASKED:
             rest = tl.where(counts, rest, 0.0)
-        tl.store(seconds + out, cell.to(tl.float32) + rest, mask=here)
+        _store(seconds + out, cell, rest, here)
 
 
-def locate(grid: Grid, points: Tensor, weight: Tensor | None = None, lines: bool = False) -> Places:
-    """The places of `points (P, N, D)`; those without weight stand at the first node."""
+def locate(
+    grid: Grid,
+    points: Tensor,
+    weight: Tensor | None = None,
+    kind: torch.dtype = torch.float32,
+    lines: bool = False,
+) -> Places:
+    """The places of `points (P, N, D)`, in float32 or codes; those without weight stand at the first node."""
     problems, length, dims = points.shape
-    first = torch.empty(problems, dims, length, device=points.device)
+    first = torch.empty(problems, dims, length, dtype=kind, device=points.device)
     second = torch.empty_like(first) if grid.formula.exponential else first
-    line = torch.empty_like(first, dtype=torch.float16 if grid.halves else torch.float32) if lines else first
-    rows, wide = 64, min(32, max(16, power_of_two(dims)))
-    locate_kernel[(count_blocks(length, rows), count_blocks(dims, wide), problems)](
+    blocks, wide = count_blocks(length, LINE), min(32, max(16, power_of_two(dims)))
+    line = first
+    if lines:
+        kept = torch.float16 if grid.halves else torch.float32
+        line = torch.empty(problems, blocks, dims, LINE, dtype=kept, device=points.device)
+    quick(locate_kernel, grid.launches, weight is None, lines, length)[(blocks, count_blocks(dims, wide), problems)](
         points,
         first if weight is None else weight,
         grid.nodes,
@@ -103,7 +125,7 @@ def locate(grid: Grid, points: Tensor, weight: Tensor | None = None, lines: bool
         G=grid.layout.count,
         GP=grid.layout.padded,
         STEPS=(grid.layout.count - 1).bit_length(),
-        ROWS=rows,
+        ROWS=LINE,
         DIMS=wide,
         EXPONENTIAL=grid.formula.exponential,
         MASKED=weight is not None,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ....kernels import RIESZ_EPSILON
 from .grid import Grid
+from .launch import quick
 from .layout import INTERPRETED
 
 
@@ -156,7 +157,7 @@ def matrix(grid: Grid, largest: Tensor) -> Tensor:
     # small blocks fit into the registers, and more of them are far from all kinks
     block = padded if INTERPRETED else 16
     phi = torch.empty(grid.problems, grid.dims, padded, padded, device=grid.nodes.device)
-    matrix_kernel[(grid.problems * grid.dims, padded // block, padded // block)](
+    quick(matrix_kernel, grid.launches)[(grid.problems * grid.dims, padded // block, padded // block)](
         grid.nodes,
         grid.stats,
         grid.bandwidth,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ....kernels import RIESZ_EPSILON
 from .grid import Grid
-from .layout import channel_block, count_blocks, power_of_two
+from .layout import LINE, channel_block, count_blocks, power_of_two, registers
 from .matrix import exponential, spline
 from .tables import Causal
 
@@ -69,6 +69,13 @@ def _add_two_pairs(total, s, t, KIND: tl.constexpr):
 
 
 @triton.jit
+def _nothing(sums):
+    """Zeros in float16, in the registers of the sums: only the last compiler sees that this is a constant."""
+    bits = sums.to(tl.uint32, bitcast=True)
+    return ((bits >> 31) >> 1).to(tl.uint16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
 def _size(points, at, tau, inside, D: tl.constexpr):
     """`sum_d |x_d| / tau` of points, `at` in their tensor."""
     found = tl.zeros(at.shape, tl.float32)
@@ -110,7 +117,7 @@ def near_kernel(
     KEYS: tl.constexpr,
     UNROLL: tl.constexpr,
     CHANNELS: tl.constexpr,
-    EVEN: tl.constexpr,
+    LINE: tl.constexpr,
     KIND: tl.constexpr,
     HALF: tl.constexpr,
     MASKED: tl.constexpr,
@@ -119,11 +126,11 @@ def near_kernel(
 ):
     """What `key (P, seen, D)` of a chunk gives its `query (P, GROUP * length, D)`.
 
-    `queries (P, D, GROUP * length)` and `keys (P, D, seen)` are the same points, divided by the bandwidth. Query m of a
-    head has the place `m + offset` among the keys and sees those up to there; `first` is the first block of places. To
-    `out (P, GROUP * length, C)` go the sums of `rows (P, seen, C)`, to `totals (P, GROUP * length)` the sums of the
-    weights. EVEN: blocks of keys are whole. HALF: a few dimensions at a time are summed in float16, if no point is too
-    far out for that, which the `nodes (P, D, GP)` tell.
+    `queries` and `keys (P, blocks, D, LINE)` are the same points, divided by the bandwidth. Query m of a head has the
+    place `m + offset` among the keys and sees those up to there; `first` is the first block of places. To `out (P,
+    GROUP * length, C)` go the sums of `rows (P, seen, C)`, to `totals (P, GROUP * length)` the sums of the weights.
+    HALF: a few dimensions at a time are summed in float16, if no point is too far out for that, which the `nodes (P, D,
+    GP)` tell.
     """
     problem = tl.program_id(1).to(tl.int64)
     parts = tl.cdiv(channels, CHANNELS)
@@ -153,31 +160,32 @@ def near_kernel(
     stop = tl.minimum((tile + 1) * ROWS, seen)
     for n0 in range(start, stop, KEYS):
         n = n0 + tl.arange(0, KEYS)
-        key_index = n if EVEN else tl.minimum(n, seen - 1)
         # a product of nothing: the sums then lie in registers as those of tensor cores, with few loads for many pairs
         left = tl.load(zeros + tl.arange(0, ROWS)[:, None] * 16 + tl.arange(0, 16)[None, :])
         right = tl.load(zeros + tl.arange(0, 16)[:, None] * KEYS + tl.arange(0, KEYS)[None, :])
         sums = tl.dot(left.to(tl.float32), right.to(tl.float32)) if EMULATED else tl.dot(left, right)
         if narrow:
-            query_at = queries + problem * D * GROUP * length + m[:, None]
-            key_at = keys + problem * D * seen + key_index[None, :]
+            query_block = problem * tl.cdiv(GROUP * length, LINE) + m // LINE
+            query_at = queries + (query_block * (D * LINE) + m % LINE)[:, None]
+            key_block = problem * tl.cdiv(seen, LINE) + n0 // LINE
+            key_at = keys + key_block * (D * LINE) + tl.multiple_of(n0 % LINE, KEYS) + tl.arange(0, KEYS)[None, :]
             for _ in range(0, D, UNROLL):
                 if HALF:
-                    few = (sums * 0.0).to(tl.float16)
+                    few = _nothing(sums)
                 for step in tl.static_range(UNROLL):
-                    s, t = tl.load(query_at + step * GROUP * length), tl.load(key_at + step * seen)
+                    s, t = tl.load(query_at + step * LINE), tl.load(key_at + step * LINE)
                     if HALF:
                         few = _add_two_pairs(few, s, t, KIND)
                     else:
                         sums = _add_pair(sums, s, t, numbers, count, KIND)
                 if HALF:
                     sums += few.to(tl.float32)
-                query_at += UNROLL * GROUP * length
-                key_at += UNROLL * seen
+                query_at += UNROLL * LINE
+                key_at += UNROLL * LINE
         else:
             for d_ in range(0, D):
                 s = tl.load(query + at[:, None] * D + d_).to(tl.float32) / tau
-                t = tl.load(key + (problem * seen + key_index)[None, :] * D + d_).to(tl.float32) / tau
+                t = tl.load(key + (problem * seen + tl.minimum(n, seen - 1))[None, :] * D + d_).to(tl.float32) / tau
                 sums = _add_pair(sums, s, t, numbers, count, KIND)
         if KIND == "riesz":
             other = _size(key, problem * seen + n, tau, n < seen, D)
@@ -225,7 +233,7 @@ def sum_near(
     totals = torch.empty(problems, group * length, device=rows.device)
     found = Causal(out, totals, seen - length, seen, chunk)
     tall, keys_together, warps, unroll = _BLOCK
-    tall = min(tall, chunk)
+    tall, keys_together = min(tall, chunk), min(keys_together, chunk)
     wide = channel_block(channels)
     near_kernel[(found.tiles(tall), problems, group * count_blocks(channels, wide))](
         query,
@@ -257,11 +265,13 @@ def sum_near(
         KEYS=keys_together,
         UNROLL=unroll if grid.dims % unroll == 0 else 1,
         CHANNELS=wide,
-        EVEN=seen % keys_together == 0,
+        LINE=LINE,
         KIND=grid.formula.kind,
         HALF=grid.halves,
         MASKED=weight is not None,
         num_warps=warps,
+        # three blocks a multiprocessor: the rare other way would have taken all registers
+        **registers(168),
         **grid.layout.precision,
     )
     return found

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from .formula import Formula
 from .grid import Grid
+from .launch import quick
 from .layout import INTERPRETED, Layout, count_blocks, power_of_two
 from .nodes import nodes_kernel
 from .survey import ROWS, survey_kernel
@@ -12,6 +13,7 @@ from .tables import Flags
 
 # points of the sample for every node, of which some are extremes of stretches
 _BY_NODE = 8
+# stretches of the sequence whose extremes stand in the sample
 _STRETCHES = 16
 
 
@@ -23,47 +25,50 @@ def plan(
     kernel: Formula,
     count: int,
     flags: Flags,
+    launches: dict | None = None,
 ) -> Grid:
     """The nodes for queries and keys; raises the flags of heads that are not finite."""
     layout = Layout(count, query.dtype)
     problems, _, dims = query.shape
     wanted = _BY_NODE * count
     group = flags.group
-    sides = [(query, None, flags.rows, group, max(1, _STRETCHES // group)), (key, weight, flags.shared, 1, _STRETCHES)]
+    stretches = max(1, _STRETCHES // group)
     # extremes are never most of the line, however many heads a group has
-    samples = [max(wanted - 2 * parts * heads, wanted // 2) for *_, heads, parts in sides]
-    used = sum(samples) + sum(2 * parts * heads for *_, heads, parts in sides)
+    sampled, key_sampled = (max(wanted - 2 * parts, wanted // 2) for parts in (stretches * group, _STRETCHES))
+    used = sampled + key_sampled + 2 * (stretches * group + _STRETCHES)
     width = power_of_two(used)
     line = torch.empty(problems, dims, width, device=query.device)
-    first = 0
-    for (points, counted, flag, heads, parts), sampled in zip(sides, samples, strict=True):
-        length = points.shape[1]
-        chosen = None if counted is None or length <= sampled else _chosen(counted, sampled)
-        survey_kernel[(parts + count_blocks(sampled, ROWS), problems, heads)](
-            points,
-            points if chosen is None else chosen,
-            line,
-            flag,
-            length,
-            length // heads,
-            sampled,
-            first,
-            width,
-            D=dims,
-            DIMS=max(16, power_of_two(dims)),
-            GROUP=heads,
-            CHOSEN=chosen is not None,
-            STRETCHES=parts,
-            ROWS=ROWS,
-            AHEAD=1 if INTERPRETED else 4,
-        )
-        first += sampled + 2 * parts * heads
+    length, seen = query.shape[1], key.shape[1]
+    chosen = None if weight is None or seen <= key_sampled else _chosen(weight, key_sampled)
+    parts, key_parts = stretches + count_blocks(sampled, ROWS), _STRETCHES + count_blocks(key_sampled, ROWS)
+    quick(survey_kernel, launches)[(parts + key_parts, problems, group)](
+        query,
+        key,
+        key if chosen is None else chosen,
+        line,
+        flags.rows,
+        flags.shared,
+        length,
+        seen,
+        sampled,
+        key_sampled,
+        width,
+        parts,
+        D=dims,
+        DIMS=max(16, power_of_two(dims)),
+        GROUP=group,
+        CHOSEN=chosen is not None,
+        STRETCHES=stretches,
+        KEY_STRETCHES=_STRETCHES,
+        ROWS=ROWS,
+        AHEAD=1 if INTERPRETED else 4,
+    )
     if INTERPRETED:
         # which takes minutes for a sort
         line[..., :used] = line[..., :used].sort(-1).values
     nodes = torch.empty(problems, dims, layout.padded, device=query.device)
     stats = torch.empty(problems, dims, 3, layout.padded, device=query.device)
-    nodes_kernel[(problems * dims,)](
+    quick(nodes_kernel, launches)[(problems * dims,)](
         line,
         bandwidth,
         nodes,
@@ -78,7 +83,7 @@ def plan(
         SORT=not INTERPRETED,
         num_warps=4,
     )
-    return Grid(nodes, stats, bandwidth, layout, kernel)
+    return Grid(nodes, stats, bandwidth, layout, kernel, launches)
 
 
 def _chosen(weight: Tensor, sampled: int) -> Tensor:

@@ -4,7 +4,9 @@ import triton
 import triton.language as tl
 
 from .grid import Grid
-from .language import product, ramp, split_place
+from .language import product, ramp, split_place, unit
+from .launch import quick
+from .layout import FAST, registers
 from .lookup import look_up
 from .tables import Output, Places, Readable
 
@@ -59,6 +61,7 @@ def read_kernel(
     COUNT: tl.constexpr,
     PRECISION: tl.constexpr,
     EMULATED: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """`out (P, length, C)` from what `transform_kernel` made, for a block of points of one head.
 
@@ -108,14 +111,14 @@ def read_kernel(
             at = (problem * D + own) * length + tl.minimum(m, length - 1)[:, None, None]
             place = tl.load(places + at)
         if HATS:
-            weight = ramp(place, tl.load(shifts + node))
-            weight -= ramp(tl.load(seconds + at), tl.load(shifts + node + 1))
+            weight = ramp(place, tl.load(shifts + node), FAST)
+            weight -= ramp(tl.load(seconds + at), tl.load(shifts + node + 1), FAST)
         elif CHUNK:
             # the last ramp is one everywhere, and what it multiplies is F at the first node
-            weight = ramp(place, tl.load(shifts + GP + 2 + node))
+            weight = ramp(place, tl.load(shifts + GP + 2 + node), FAST)
         else:
-            weight = ramp(place, tl.load(shifts + node + 1))
-        weight = tl.reshape(weight.to(values.dtype), (ROWS, TOGETHER * BLOCK))
+            weight = ramp(place, tl.load(shifts + node + 1), FAST)
+        weight = tl.reshape(weight, (ROWS, TOGETHER * BLOCK))
         found = product(weight, values, found, PRECISION, EMULATED)
         if COUNT:
             for turn in tl.static_range(TOGETHER):
@@ -126,7 +129,7 @@ def read_kernel(
                 # once for every dimension, though it may have several blocks
                 once = ((first + turn) % (GP // BLOCK) == 0) & (dim < D)
                 total += tl.where(once, number, 0.0)
-    found *= tl.load(unscale + problem)
+    found *= tl.load(unscale + problem) * unit(places)
     if CHUNK:
         at = problem * length + m
         spot = near + at[:, None] * channels + channel[None, :]
@@ -163,13 +166,13 @@ def read(grid: Grid, places: Places, tables: Readable, output: Output) -> None:
 def _multiply(grid: Grid, places: Places, tables: Readable, output: Output) -> None:
     padded, block = grid.layout.padded, grid.layout.block
     together = max(1, 64 // block)
-    tall = (256 if block == 64 and not grid.hats else 128) if grid.layout.narrow else 64
+    tall, options = _shape(grid, places, output.causal is not None)
     programs, arguments, constants = output.arranged(tall)
     constants["EVEN"] = constants["EVEN"] and grid.dims * padded // block % together == 0
-    read_kernel[programs](
+    quick(read_kernel, grid.launches)[programs](
         places.first,
         places.second,
-        grid.shifts(),
+        grid.shifts(places.first),
         tables.rows,
         tables.base,
         tables.normaliser,
@@ -182,6 +185,18 @@ def _multiply(grid: Grid, places: Places, tables: Readable, output: Output) -> N
         HATS=grid.hats,
         num_warps=4,
         num_stages=3,
+        **options,
         **constants,
+        FAST=FAST,
         **grid.layout.precision,
     )
+
+
+def _shape(grid: Grid, places: Places, causal: bool) -> tuple[int, dict]:
+    """How many points a program takes, and what is said to the compiler: as measured on one H200."""
+    if not grid.layout.narrow:
+        return 64, {}
+    if places.codes and grid.layout.block == 32 and not grid.hats:
+        # of a causal call three blocks a multiprocessor
+        return (128, registers(168)) if causal else (256, {})
+    return 256 if grid.layout.block == 64 and not grid.hats else 128, {}

@@ -3,18 +3,17 @@
 import triton
 import triton.language as tl
 
-# stretches of the sequence whose extremes stand in the sample
-STRETCHES = 16
 # rows of a sample that one program brings
 ROWS = 64
 
 
 @triton.jit
-def survey_kernel(
+def _look(
     points,
     chosen,
     line,
     flags,
+    part,
     length,
     rows,
     sampled,
@@ -28,12 +27,12 @@ def survey_kernel(
     ROWS: tl.constexpr,
     AHEAD: tl.constexpr,
 ):
-    """One program: the extremes of a stretch of `points (P, length, D)`, or 64 rows of the sample.
+    """The extremes of a stretch of `points (P, length, D)`, or 64 rows of the sample: one part of a side.
 
     To `line (P, D, width)` from `first` on: the sample, then the least and the largest point of every stretch. `flags
     (P * GROUP)` are raised where a head, `rows` of the points, holds what is not finite; it counts as zero.
     """
-    part, problem, head = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    problem, head = tl.program_id(1).to(tl.int64), tl.program_id(2)
     dim = tl.arange(0, DIMS)
     inside = dim < D
     base = points + problem * length * D
@@ -84,3 +83,38 @@ def survey_kernel(
         x = tl.where(tl.abs(x) < float("inf"), x, 0.0)
         spot = line + (problem * D + dim[None, :]) * width + first + place[:, None]
         tl.store(spot, tl.where(here, x, float("inf")), mask=(place < sampled)[:, None] & inside[None, :])
+
+
+@triton.jit
+def survey_kernel(
+    query,
+    key,
+    chosen,
+    line,
+    flags,
+    key_flags,
+    length,
+    seen,
+    sampled,
+    key_sampled,
+    width,
+    parts,
+    D: tl.constexpr,
+    DIMS: tl.constexpr,
+    GROUP: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    STRETCHES: tl.constexpr,
+    KEY_STRETCHES: tl.constexpr,
+    ROWS: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    """One program: a part of `query (P, length, D)`, which has `parts` of them, or of `key (P, seen, D)`."""
+    part = tl.program_id(0)
+    if part < parts:
+        rows = length // GROUP
+        where = (line, flags, part, length, rows, sampled, 0, width)
+        _look(query, chosen, *where, D, DIMS, GROUP, False, STRETCHES, ROWS, AHEAD)
+    elif tl.program_id(2) == 0:
+        first = sampled + 2 * STRETCHES * GROUP
+        where = (line, key_flags, part - parts, seen, seen, key_sampled, first, width)
+        _look(key, chosen, *where, D, DIMS, 1, CHOSEN, KEY_STRETCHES, ROWS, AHEAD)

@@ -2,16 +2,18 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from .layout import channel_block, count_blocks
+from .layout import channel_block, count_blocks, whole
 
 
 @dataclass(frozen=True)
 class Places:
     """Where points stand between the nodes, `(P, D, N)`; `second` for exponentials, otherwise the same tensor.
 
-    `lines (P, D, N)`, for causal calls, are the points themselves, divided by the bandwidth.
+    `lines (P, blocks, D, LINE)`, for causal calls, are the points themselves, divided by the bandwidth: from one
+    dimension to the next it is as far in every call, so pairs are summed without a computation of addresses.
     """
 
     first: Tensor
@@ -21,6 +23,11 @@ class Places:
     @property
     def length(self) -> int:
         return self.first.shape[2]
+
+    @property
+    def codes(self) -> bool:
+        """Whether they are codes, see `language`."""
+        return self.first.dtype == torch.int16
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,8 @@ class Readable:
     unscale: Tensor
 
     def some(self, heads: slice) -> "Readable":
+        if whole(self.rows, heads):
+            return self
         return Readable(self.rows[heads], self.base[heads], self.normaliser[heads], self.unscale[heads])
 
 
@@ -63,6 +72,8 @@ class Flags:
     group: int
 
     def some(self, heads: slice) -> "Flags":
+        if whole(self.shared, heads):
+            return self
         rows = self.rows[heads.start * self.group : heads.stop * self.group]
         return Flags(rows, self.shared[heads], self.group)
 

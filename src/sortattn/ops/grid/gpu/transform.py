@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .grid import Grid
+from .launch import quick
 from .layout import channel_block, count_blocks
 from .tables import Readable, Tables
 
@@ -142,7 +143,7 @@ def transform(
     base = torch.empty(grid.problems, grid.dims, channels, device=table.device)
     normaliser = torch.empty(grid.problems, grid.dims, padded, 2, device=table.device)
     unscale = torch.empty(grid.problems, device=table.device)
-    transform_kernel[(grid.problems * grid.dims, padded // block, count_blocks(channels, wide))](
+    quick(transform_kernel, grid.launches)[(grid.problems * grid.dims, padded // block, count_blocks(channels, wide))](
         table,
         tables.counts,
         tables.seconds,

@@ -8,8 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from .grid import Grid
-from .language import product, ramp
-from .layout import channel_block, count_blocks
+from .language import product, ramp, unit
+from .layout import FAST, channel_block, count_blocks
 from .tables import Places
 
 # rows of the tables, keys of a block, warps and stages
@@ -99,6 +99,7 @@ def walk_kernel(
     REVERSED: tl.constexpr,
     PRECISION: tl.constexpr,
     EMULATED: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """`out (chunks, P, D, GP, C)`: for TOGETHER dimensions of a head, what the points before every chunk give.
 
@@ -118,7 +119,7 @@ def walk_kernel(
     total = tl.zeros((TALL, CHANNELS), tl.float32)
     for turn in range(0, chunks):
         chunk = chunks - 1 - turn if REVERSED else turn
-        matrix = tl.load(bends + matrix_at)
+        matrix = tl.load(bends + matrix_at) * unit(places)
         # not in 16 bits: the sum of all values is in every dimension, and its rounding would not average out
         if TOGETHER == 1:
             found = tl.dot(tl.reshape(matrix, (GP, GP)), total, input_precision=PRECISION)
@@ -143,11 +144,11 @@ def walk_kernel(
                     second = tl.load(seconds + at)
                 else:
                     second = tl.load(seconds + at, mask=(n < stop)[None, None, :], other=0)
-                weight = ramp(place, tl.load(shifts + node))
-                weight -= ramp(second, tl.load(shifts + node + 1))
+                weight = ramp(place, tl.load(shifts + node), FAST)
+                weight -= ramp(second, tl.load(shifts + node + 1), FAST)
             else:
-                weight = ramp(place, tl.load(shifts + GP + 2 + node))
-            weight = tl.reshape(weight.to(row.dtype), (TALL, ROWS))
+                weight = ramp(place, tl.load(shifts + GP + 2 + node), FAST)
+            weight = tl.reshape(weight, (TALL, ROWS))
             total = product(weight, row, total, PRECISION, EMULATED)
 
 
@@ -163,18 +164,19 @@ def levels_kernel(
     D: tl.constexpr,
     G: tl.constexpr,
     GP: tl.constexpr,
+    BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
     CHANGES: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """`normaliser (chunks, P, D, GP, 2)`: at the nodes what the weights of all keys before a chunk give, in float32.
+    """`normaliser (chunks, P, D, GP, 2)`: at BLOCK of the nodes what the weights of all keys before a chunk give.
 
     F at a node, and F at the next one, or with CHANGES the change. `counts` and `seconds (chunks, P, D, GP)` are sums
     of ramps of every chunk, `whole (chunks, P)` the keys before a chunk that count, where not all do (MASKED).
     """
     at = tl.program_id(0).to(tl.int64)
-    i, j = tl.arange(0, GP), tl.arange(0, GP)
+    i, j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, GP)
     # transposed
     matrix = phi + at * GP * GP + j[:, None]
     here, there = tl.load(matrix + i[None, :] * GP), tl.load(matrix + tl.minimum(i + 1, G - 1)[None, :] * GP)
@@ -243,7 +245,7 @@ def walk_chunks(
     walk_kernel[(count_blocks(grid.dims, together) * count_blocks(channels, wide), problems)](
         places.first,
         places.second,
-        grid.shifts(),
+        grid.shifts(places.first),
         rows,
         bends,
         out,
@@ -261,6 +263,7 @@ def walk_chunks(
         REVERSED=reverse,
         num_warps=_BLOCK[2],
         num_stages=_BLOCK[3],
+        FAST=FAST,
         **grid.layout.precision,
     )
     return out, unscale
@@ -272,8 +275,10 @@ def levels(
     """The normaliser of every chunk, `(chunks, P, D, GP, 2)`."""
     chunks, problems = counts.shape[:2]
     padded = grid.layout.padded
+    # larger matrices do not fit into shared memory
+    block = min(padded, 32)
     normaliser = torch.empty(*counts.shape, 2, device=counts.device)
-    levels_kernel[(problems * grid.dims,)](
+    levels_kernel[(problems * grid.dims, padded // block)](
         counts,
         seconds,
         counts if whole is None else whole,
@@ -284,10 +289,10 @@ def levels(
         D=grid.dims,
         G=grid.layout.count,
         GP=padded,
+        BLOCK=block,
         CHUNK=chunk,
         CHUNKS=16,
         CHANGES=changes,
         MASKED=whole is not None,
-        num_warps=8 if padded > 64 else 4,
     )
     return normaliser

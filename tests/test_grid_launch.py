@@ -1,0 +1,79 @@
+"""Launches of the grid's kernels that are not looked at again: the same program, with the constants of the first."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+
+class Program:
+    """Stands in for a compiled kernel: notes what it is launched with."""
+
+    def __init__(self, notes):
+        self.notes = notes
+
+    def __getitem__(self, programs):
+        return lambda *arguments: self.notes.append((programs, arguments))
+
+
+class Kernel:
+    """Stands in for a kernel of Triton's: compiles at every launch of its own."""
+
+    __name__ = "some_kernel"
+    arg_names = ("points", "length", "ROWS", "EVEN")
+
+    def __init__(self):
+        self.notes, self.compiled = [], 0
+
+    def __getitem__(self, programs):
+        def launch(*arguments, **constants):
+            self.compiled += 1
+            return Program(self.notes)
+
+        return launch
+
+
+@pytest.fixture
+def launch(monkeypatch):
+    from sortattn.ops.grid.gpu import launch
+
+    monkeypatch.setattr(launch, "JITFunction", Kernel)
+    monkeypatch.setattr(launch, "CompiledKernel", Program)
+    return launch
+
+
+def test_a_second_launch_of_its_kind_runs_what_the_first_has_compiled(launch):
+    kernel, points = Kernel(), torch.zeros(3, 5)
+    for _ in range(3):
+        known = launch.launches(points, "second", 7)
+        launch.quick(kernel, known)[(4, 2)](points, 5, EVEN=True, ROWS=64, num_warps=8)
+    assert kernel.compiled == 1
+    assert [note[0] for note in kernel.notes] == [(4, 2, 1)] * 2
+    # constants in the order of the kernel's arguments, without what is none of them
+    assert all(note[1][1:] == (5, 64, True) for note in kernel.notes)
+
+
+def test_other_shapes_types_addresses_and_names_are_other_kinds(launch):
+    memory = torch.zeros(100)
+    points = memory[:15].view(3, 5)
+    assert points.data_ptr() % 16 == 0
+    others = (points.view(5, 3), points.double(), memory[1:16].view(3, 5))
+    known = launch.launches(points, 7)
+    assert all(launch.launches(other, 7) is not known for other in others)
+    assert launch.launches(points, 8) is not known
+    kernel = Kernel()
+    launch.quick(kernel, known, "queries")[(1,)](points, 5, ROWS=1, EVEN=True)
+    launch.quick(kernel, known, "keys")[(1,)](points, 5, ROWS=1, EVEN=True)
+    assert kernel.compiled == 2
+
+
+def test_some_of_the_heads_are_launched_as_triton_does():
+    from sortattn.kernels import resolve
+    from sortattn.ops.grid.gpu.formula import formula
+    from sortattn.ops.grid.gpu.grid import Grid
+    from sortattn.ops.grid.gpu.layout import Layout
+
+    numbers = formula(resolve("add_riesz"), torch.device("cpu"))
+    grid = Grid(torch.zeros(4, 2, 16), torch.zeros(4, 2, 3, 16), torch.ones(4), Layout(16, torch.float16), numbers, {})
+    assert grid.some(slice(0, 4)).launches is not None
+    assert grid.some(slice(0, 3)).launches is None
