@@ -77,3 +77,22 @@ def test_some_of_the_heads_are_launched_as_triton_does():
     grid = Grid(torch.zeros(4, 2, 16), torch.zeros(4, 2, 3, 16), torch.ones(4), Layout(16, torch.float16), numbers, {})
     assert grid.some(slice(0, 4)).launches is not None
     assert grid.some(slice(0, 3)).launches is None
+
+
+def test_queries_and_keys_that_lie_otherwise_are_other_launches(monkeypatch):
+    from sortattn.kernels import resolve
+    from sortattn.ops.grid.gpu import locate
+    from sortattn.ops.grid.gpu.formula import formula
+    from sortattn.ops.grid.gpu.grid import Grid
+    from sortattn.ops.grid.gpu.layout import Layout
+
+    numbers = formula(resolve("add_riesz"), torch.device("cpu"))
+    grid = Grid(torch.zeros(1, 3, 16), torch.zeros(1, 3, 3, 16), torch.ones(1), Layout(16, torch.float16), numbers, {})
+    kinds = []
+    monkeypatch.setattr(
+        locate, "quick", lambda kernel, known, *which: kinds.append(which) or {(1, 1, 1): lambda *_, **more: None}
+    )
+    memory = torch.zeros(100, dtype=torch.float16)
+    for points in (memory[:15], memory[1:16], memory[16:31]):
+        locate.locate(grid, points.view(1, 5, 3))
+    assert kinds[0] == kinds[2] != kinds[1]
