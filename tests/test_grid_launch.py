@@ -77,3 +77,26 @@ def test_some_of_the_heads_are_launched_as_triton_does():
     grid = Grid(torch.zeros(4, 2, 16), torch.zeros(4, 2, 3, 16), torch.ones(4), Layout(16, torch.float16), numbers, {})
     assert grid.some(slice(0, 4)).launches is not None
     assert grid.some(slice(0, 3)).launches is None
+
+
+def test_queries_and_keys_at_other_addresses_are_located_by_programs_of_their_own(monkeypatch):
+    from sortattn.kernels import resolve
+    from sortattn.ops.grid.gpu import locate
+    from sortattn.ops.grid.gpu.formula import formula
+    from sortattn.ops.grid.gpu.grid import Grid
+    from sortattn.ops.grid.gpu.layout import Layout
+
+    asked = []
+
+    class Silent:
+        def __getitem__(self, programs):
+            return lambda *arguments, **constants: None
+
+    monkeypatch.setattr(locate, "quick", lambda kernel, known, *which: asked.append(which) or Silent())
+    numbers = formula(resolve("add_riesz"), torch.device("cpu"))
+    grid = Grid(torch.zeros(1, 3, 16), torch.zeros(1, 3, 3, 16), torch.ones(1), Layout(16, torch.float16), numbers, {})
+    memory = torch.zeros(100, dtype=torch.float16)
+    keys, queries = memory[:15].view(1, 5, 3), memory[1:16].view(1, 5, 3)
+    for points in (keys, queries, keys):
+        locate.locate(grid, points)
+    assert asked[0] == asked[2] != asked[1]
