@@ -100,3 +100,42 @@ def test_queries_and_keys_at_other_addresses_are_located_by_programs_of_their_ow
     for points in (keys, queries, keys):
         locate.locate(grid, points)
     assert asked[0] == asked[2] != asked[1]
+
+
+@pytest.mark.parametrize("name", ["api", "causal_api"])
+def test_kernels_are_launched_on_the_device_of_their_inputs(name, monkeypatch):
+    import contextlib
+    import importlib
+
+    module = importlib.import_module(f"sortattn.ops.grid.gpu.{name}")
+    entered = []
+
+    @contextlib.contextmanager
+    def on(device):
+        entered.append(device)
+        yield
+        entered.pop()
+
+    class LaunchedError(Exception):
+        pass
+
+    def forward(*arguments):
+        raise LaunchedError(entered[-1])
+
+    monkeypatch.setattr(module, "on", on)
+    monkeypatch.setattr(module, "forward", forward)
+    points, options = torch.zeros(1, 4, 3), ("add_riesz", False, 16, 1, False, True)
+    with pytest.raises(LaunchedError, match="cpu"):
+        module._forward(points, points, points, torch.zeros(1, 1), torch.ones(1), torch.empty(0), *options)
+
+
+def test_another_device_than_the_current_one_is_entered(monkeypatch):
+    from sortattn.cuda import launch
+
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: ("entered", device))
+    other = torch.device("cuda", 1)
+    assert launch.on(other) == ("entered", other)
+    for here in (torch.device("cuda", 0), torch.device("cpu")):
+        with launch.on(here):
+            pass
