@@ -157,8 +157,9 @@ def test_an_ordinary_call_is_one_node_of_autograd(dtype):
     assert output.shape == (2, 2, 5, 4)
 
 
-def test_a_second_derivative_of_an_ordinary_call_is_refused():
-    points = leaves(*draw(Shape((2, 2), 5, 7, 3, 4), torch.float32))
+@pytest.mark.parametrize("leading", [(), (2, 2), (0, 2)], ids=["one", "heads", "none"])
+def test_a_second_derivative_of_an_ordinary_call_is_refused(leading):
+    points = leaves(*draw(Shape(leading, 5, 7, 3, 4), torch.float32))
     output = sortattn.kernel_attention(*points, "add_bump", backend="tiled")
     gradients = torch.autograd.grad(output.sum(), points, create_graph=True)
     assert [part.shape for part in gradients] == [part.shape for part in points]
