@@ -78,8 +78,8 @@ class _Attention(torch.autograd.Function):
         query, key, value, *sums = ctx.saved_tensors
         inputs = Inputs(query, key, value, None, None, None, *ctx.options)
         grad = grad if grad.dtype == query.dtype else grad.to(query.dtype)
-        if torch.is_grad_enabled():
-            gradients = _recorded(grad, *sums, inputs)
+        if torch.is_grad_enabled() or not plain(grad):
+            gradients = _by_operator(grad, *sums, inputs)
         else:
             gradients = cuda.backward(grad, *sums, inputs)[:3]
         if ctx.dtype != query.dtype:
@@ -87,8 +87,8 @@ class _Attention(torch.autograd.Function):
         return *gradients, None
 
 
-def _recorded(grad: Tensor, rows: Tensor, total: Tensor, shift: Tensor | None, inputs: Inputs) -> list[Tensor]:
-    """By way of the operator, which says that it has no second derivative if somebody asks for one."""
+def _by_operator(grad: Tensor, rows: Tensor, total: Tensor, shift: Tensor | None, inputs: Inputs) -> list[Tensor]:
+    """By way of the operator, which torch can map, and which says that it has no second derivative if one is wanted."""
     points = inputs[:3]
     query, key, value, grad, rows = (_flat(part, 2) for part in (*points, grad, rows))
     total = _flat(total, 1)
