@@ -79,20 +79,63 @@ def test_some_of_the_heads_are_launched_as_triton_does():
     assert grid.some(slice(0, 3)).launches is None
 
 
-def test_queries_and_keys_that_lie_otherwise_are_other_launches(monkeypatch):
+def test_queries_and_keys_at_other_addresses_are_located_by_programs_of_their_own(monkeypatch):
     from sortattn.kernels import resolve
     from sortattn.ops.grid.gpu import locate
     from sortattn.ops.grid.gpu.formula import formula
     from sortattn.ops.grid.gpu.grid import Grid
     from sortattn.ops.grid.gpu.layout import Layout
 
+    asked = []
+
+    class Silent:
+        def __getitem__(self, programs):
+            return lambda *arguments, **constants: None
+
+    monkeypatch.setattr(locate, "quick", lambda kernel, known, *which: asked.append(which) or Silent())
     numbers = formula(resolve("add_riesz"), torch.device("cpu"))
     grid = Grid(torch.zeros(1, 3, 16), torch.zeros(1, 3, 3, 16), torch.ones(1), Layout(16, torch.float16), numbers, {})
-    kinds = []
-    monkeypatch.setattr(
-        locate, "quick", lambda kernel, known, *which: kinds.append(which) or {(1, 1, 1): lambda *_, **more: None}
-    )
     memory = torch.zeros(100, dtype=torch.float16)
-    for points in (memory[:15], memory[1:16], memory[16:31]):
-        locate.locate(grid, points.view(1, 5, 3))
-    assert kinds[0] == kinds[2] != kinds[1]
+    keys, queries = memory[:15].view(1, 5, 3), memory[1:16].view(1, 5, 3)
+    for points in (keys, queries, keys):
+        locate.locate(grid, points)
+    assert asked[0] == asked[2] != asked[1]
+
+
+@pytest.mark.parametrize("name", ["api", "causal_api"])
+def test_kernels_are_launched_on_the_device_of_their_inputs(name, monkeypatch):
+    import contextlib
+    import importlib
+
+    module = importlib.import_module(f"sortattn.ops.grid.gpu.{name}")
+    entered = []
+
+    @contextlib.contextmanager
+    def on(device):
+        entered.append(device)
+        yield
+        entered.pop()
+
+    class LaunchedError(Exception):
+        pass
+
+    def forward(*arguments):
+        raise LaunchedError(entered[-1])
+
+    monkeypatch.setattr(module, "on", on)
+    monkeypatch.setattr(module, "forward", forward)
+    points, options = torch.zeros(1, 4, 3), ("add_riesz", False, 16, 1, False, True)
+    with pytest.raises(LaunchedError, match="cpu"):
+        module._forward(points, points, points, torch.zeros(1, 1), torch.ones(1), torch.empty(0), *options)
+
+
+def test_another_device_than_the_current_one_is_entered(monkeypatch):
+    from sortattn.cuda import launch
+
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: ("entered", device))
+    other = torch.device("cuda", 1)
+    assert launch.on(other) == ("entered", other)
+    for here in (torch.device("cuda", 0), torch.device("cpu")):
+        with launch.on(here):
+            pass

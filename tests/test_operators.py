@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sortattn
@@ -189,6 +190,22 @@ def test_vmap_of_sign_sums_is_a_loop(dims):
 
 
 # functional gradients
+
+
+@pytest.mark.parametrize("backend", ["tiled", "sorted", "grid"])
+def test_forward_mode_derivatives_are_refused_and_not_zero(backend, device):
+    query, key, value = draw(Shape((2,), 5, 7, 3, 4), torch.float64, device=device)
+
+    def call(points):
+        return sortattn.kernel_attention(points, key, value, "add_riesz", backend=backend)
+
+    with pytest.raises(RuntimeError, match="no forward-mode derivatives"):
+        torch.func.jvp(call, (query,), (torch.ones_like(query),))
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="no forward-mode derivatives"):
+        call(forward_ad.make_dual(query, torch.ones_like(query)))
+    # what does not depend on a tangent is served
+    output, slope = torch.func.jvp(lambda factor: factor * call(query), (query.new_ones(()),), (query.new_ones(()),))
+    assert torch.equal(output, slope)
 
 
 @pytest.mark.parametrize("backend", ["reference", "tiled", "sorted"])

@@ -296,3 +296,15 @@ def test_quotients_match_what_the_operators_do_on_a_cpu(floor):
         (by_sums, by_total), quotient.quotient_backward(grad, sums, total, unfit, floor), strict=True
     ):
         torch.testing.assert_close(got, wanted, equal_nan=True)
+
+
+def test_rows_begin_where_a_lane_can_load_all_its_channels_at_once(emulated):
+    memory = torch.randn(1 + 40 * 64)
+    value = memory[1:].view(1, 40, 64)
+    query, key = torch.randn(2, 1, 40, 3).unbind()
+    lines = cuda.sort_lines(query), cuda.sort_lines(key)
+    terms = sortattn.KERNELS["add_riesz"].terms()
+    walk = cuda._Walk(cuda._tracks(terms, False), *lines, value, None, 1.0)
+    assert value.data_ptr() % 16
+    assert walk.rows.data_ptr() % 16 == 0
+    assert torch.equal(walk.rows, value)

@@ -157,8 +157,22 @@ def test_an_ordinary_call_is_one_node_of_autograd(dtype):
     assert output.shape == (2, 2, 5, 4)
 
 
-def test_a_second_derivative_of_an_ordinary_call_is_refused():
-    points = leaves(*draw(Shape((2, 2), 5, 7, 3, 4), torch.float32))
+def test_gradients_of_an_ordinary_call_are_mapped():
+    shape = Shape((2, 2), 5, 7, 3, 4)
+    points = leaves(*draw(shape, torch.float32))
+    output = sortattn.kernel_attention(*points, "add_bump", backend="tiled")
+
+    def gradients(one):
+        return torch.autograd.grad(output, points, one, retain_graph=True)
+
+    several = torch.stack([cotangent(shape, torch.float32), torch.ones_like(output)])
+    for part, *wanted in zip(torch.func.vmap(gradients)(several), *map(gradients, several), strict=True):
+        assert torch.equal(part, torch.stack(wanted))
+
+
+@pytest.mark.parametrize("leading", [(), (2, 2), (0, 2)], ids=["one", "heads", "none"])
+def test_a_second_derivative_of_an_ordinary_call_is_refused(leading):
+    points = leaves(*draw(Shape(leading, 5, 7, 3, 4), torch.float32))
     output = sortattn.kernel_attention(*points, "add_bump", backend="tiled")
     gradients = torch.autograd.grad(output.sum(), points, create_graph=True)
     assert [part.shape for part in gradients] == [part.shape for part in points]

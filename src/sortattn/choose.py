@@ -120,7 +120,7 @@ def named(name: str) -> ModuleType | Grid:
 
 
 def is_tiled(name: str, problem: Problem, kernel: Kernel) -> bool:
-    """Whether `tiled` serves this attention, as far as the caller's leading dimensions show it: not in 16 bits."""
+    """Whether `tiled` serves this attention; no answer, and so False, after `set_precision("rounding")`."""
     if name != "auto":
         return name == "tiled"
     return get_precision() == "exact" and cheapest(problem, kernel, normalised=True) == "tiled"

@@ -98,8 +98,9 @@ _room = _Room()
 
 
 def on(device: torch.device) -> contextlib.AbstractContextManager:
-    """A context with that device as the current one; entering torch's takes longer than the rest of a launch."""
-    return _here if device.index == torch._C._cuda_getDevice() else torch.cuda.device(device)
+    """A context with that device as the current one, if it is a GPU; entering torch's takes longer than a launch."""
+    here = device.type != "cuda" or device.index == torch._C._cuda_getDevice()
+    return _here if here else torch.cuda.device(device)
 
 
 _here = contextlib.nullcontext()

@@ -4,12 +4,14 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 def plain(*tensors: Tensor | None) -> bool:
     """Whether a call with these tensors is an ordinary eager one: not compiled, traced, mapped or recorded."""
     return (
         not torch.compiler.is_compiling()
+        and forward_ad._current_level < 0
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._functorch.peek_interpreter_stack() is None
         and all(part is None or type(part) in (Tensor, torch.nn.Parameter) for part in tensors)
@@ -48,9 +50,20 @@ def direct(operator: Callable, way: Callable, setup: Callable, backward: Callabl
     def call(*inputs):
         tensors = [part for part in inputs if isinstance(part, Tensor)]
         if not plain(*tensors):
+            refuse_tangents(*tensors)
             return operator(*inputs)
         if torch.is_grad_enabled() and any(part.requires_grad for part in tensors):
             return Function.apply(*inputs)
         return way(*inputs)
 
     return call
+
+
+def refuse_tangents(*tensors: Tensor) -> None:
+    """Operators have no forward-mode derivatives, and torch would take them for zero."""
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return
+    if any(forward_ad.unpack_dual(part).tangent is not None for part in tensors):
+        raise RuntimeError(
+            "sortattn has no forward-mode derivatives of its operators; use backend='reference', or torch.autograd.grad"
+        )

@@ -339,9 +339,12 @@ class _Walk:
         self.parts = self.stride // self.width
 
     def padded(self, rows: Tensor) -> Tensor:
-        """Rows with as many channels as warps take together."""
+        """Rows with as many channels as warps take together, at an address that 16 divides, as they load so much."""
         missing = -rows.shape[2] % self.width
-        return torch.nn.functional.pad(rows, (0, missing)) if missing else rows.contiguous()
+        if missing:
+            return torch.nn.functional.pad(rows, (0, missing))
+        rows = rows.contiguous()
+        return rows.clone() if rows.data_ptr() % 16 else rows
 
     def moments(self, tracks: _Tracks, defines: Defines) -> Tensor:
         """Those of blocks of sources, and of all before them, see walk.cu."""

@@ -5,7 +5,7 @@
 //
 // A run is thrown into as many buckets as it has keys, along a piecewise linear approximation of its distribution, and
 // every key then finds its place among the few in its bucket. Where there are many in one, as ties are, or keys have
-// few digits, as those of 16 bits, the run is sorted digit by digit instead. Equal keys keep their order either way,
+// few digits, as those of bfloat16, the run is sorted digit by digit instead. Equal keys keep their order either way,
 // but for those of a stretch that is sorted by digits, which is why it may be refused.
 //
 // Macros: ITEMS (keys of a thread).

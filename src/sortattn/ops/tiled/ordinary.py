@@ -78,8 +78,8 @@ class _Attention(torch.autograd.Function):
         query, key, value, *sums = ctx.saved_tensors
         inputs = Inputs(query, key, value, None, None, None, *ctx.options)
         grad = grad if grad.dtype == query.dtype else grad.to(query.dtype)
-        if torch.is_grad_enabled():
-            gradients = _recorded(grad, *sums, inputs)
+        if torch.is_grad_enabled() or not plain(grad):
+            gradients = _by_operator(grad, *sums, inputs)
         else:
             gradients = cuda.backward(grad, *sums, inputs)[:3]
         if ctx.dtype != query.dtype:
@@ -87,11 +87,16 @@ class _Attention(torch.autograd.Function):
         return *gradients, None
 
 
-def _recorded(grad: Tensor, rows: Tensor, total: Tensor, shift: Tensor | None, inputs: Inputs) -> list[Tensor]:
-    """By way of the operator, which says that it has no second derivative if somebody asks for one."""
+def _by_operator(grad: Tensor, rows: Tensor, total: Tensor, shift: Tensor | None, inputs: Inputs) -> list[Tensor]:
+    """By way of the operator, which torch can map, and which says that it has no second derivative if one is wanted."""
     points = inputs[:3]
-    query, key, value, grad, rows = (part.flatten(0, -3) for part in (*points, grad, rows))
-    total = total.flatten(0, -2)
-    shift = total.new_empty(total.shape[0], 0) if shift is None else shift.flatten(0, -2)
+    query, key, value, grad, rows = (_flat(part, 2) for part in (*points, grad, rows))
+    total = _flat(total, 1)
+    shift = total.new_empty(total.shape[0], 0) if shift is None else _flat(shift, 1)
     gradients = tiled_sum_backward(grad, rows, total, shift, query, key, value, *inputs[3:])
     return [part.view(given.shape) for part, given in zip(gradients, points, strict=False)]
+
+
+def _flat(part: Tensor, last: int) -> Tensor:
+    """All but the last dimensions as one, which may be none."""
+    return part[None] if part.dim() == last else part.flatten(0, -1 - last)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ....cuda.launch import on
 from ....kernels import SidedKernel
 from ....validation import Problem
 from ...batching import fold
@@ -68,7 +69,8 @@ def _forward(
     )
     _, numbers = known(kernel, parameters)
     counted = weight if masked else None
-    found = forward(query, key, value, counted, bandwidth, numbers, count, group, normalise)
+    with on(query.device):
+        found = forward(query, key, value, counted, bandwidth, numbers, count, group, normalise)
     tables = found.tables
     grid = found.grid
     # outputs of an operator are not the same tensor
@@ -135,7 +137,8 @@ def grid_gpu_backward(
     row_flags, shared = flags.split([problems * group, problems])
     inputs = (grad.contiguous(), query, key, value, weight if masked else None, out, totals, grid, tables)
     options = (Flags(row_flags, shared, group), chosen, parameters, normalise, wants_numbers)
-    found = backward(*inputs, *options)
+    with on(query.device):
+        found = backward(*inputs, *options)
     taus = torch.zeros_like(bandwidth) if found.bandwidth is None else found.bandwidth
     others = torch.zeros_like(parameters) if found.parameters is None else found.parameters
     return found.query, found.key, found.value, taus, others

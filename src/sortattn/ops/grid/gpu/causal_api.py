@@ -7,6 +7,7 @@ that of `grid.causal`, in torch's operations, on the nodes that the forward pass
 import torch
 from torch import Tensor
 
+from ....cuda.launch import on
 from ....kernels import RIESZ_EPSILON, AddRiesz, SidedKernel
 from ....normalise import through_quotient
 from ...batching import fold
@@ -41,7 +42,8 @@ def _forward(
     )
     _, numbers = known(kernel, parameters)
     counted = weight if masked else None
-    found = forward(query, key, value, counted, bandwidth, numbers, count, group, normalise)
+    with on(query.device):
+        found = forward(query, key, value, counted, bandwidth, numbers, count, group, normalise)
     return found.out, found.totals, found.grid.nodes, found.grid.stats
 
 
@@ -87,7 +89,9 @@ def grid_gpu_causal_backward(
     if not wants_numbers and group == 1 and query.shape[1] == key.shape[1]:
         given = parameters if parameters.numel() else None
         rest = (weight if masked else None, out, totals, grid, kernel, given, normalise)
-        return *backward(grad, *points, *rest), torch.zeros_like(bandwidth), torch.zeros_like(parameters)
+        with on(query.device):
+            found = backward(grad, *points, *rest)
+        return *found, torch.zeros_like(bandwidth), torch.zeros_like(parameters)
     points = [part.float() for part in points]
     counted = weight.float() if masked else torch.ones(value.shape[:2], device=value.device)
     rows = torch.cat([points[2], counted[..., None]], 2)
@@ -98,7 +102,8 @@ def grid_gpu_causal_backward(
         by_sums, by_total = wide, torch.zeros_like(totals)
     cotangent = torch.cat([by_sums, by_total[..., None]], 2)
     inner = nodes[..., :count].contiguous()
-    extra = _extra(grid, inner, chosen)
+    with on(query.device):
+        extra = _extra(grid, inner, chosen)
     found = grid_causal_backward(
         cotangent, *points[:2], rows, bandwidth, parameters, inner, extra, kernel, group, exponential
     )

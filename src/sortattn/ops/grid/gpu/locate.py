@@ -112,8 +112,8 @@ def locate(
     if lines:
         kept = torch.float16 if grid.halves else torch.float32
         line = torch.empty(problems, blocks, dims, LINE, dtype=kept, device=points.device)
-    # queries and keys, which may be alike but for where they lie
-    which = weight is None, lines, length, points.data_ptr() % 16
+    # queries and keys may be as many, but begin at other addresses
+    which = (weight is None, lines, length, points.data_ptr() % 16)
     quick(locate_kernel, grid.launches, *which)[(blocks, count_blocks(dims, wide), problems)](
         points,
         first if weight is None else weight,
