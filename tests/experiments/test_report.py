@@ -175,6 +175,13 @@ def test_a_place_that_is_not_there_is_refused(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_damaged_line_is_named(tmp_path, capsys):
+    notes = tmp_path / "trials.csv"
+    notes.write_text("trial,ms\nfirst,1\nsecond, with a comma,2\n")
+    assert main(["report", "--results", str(notes), "--out", str(tmp_path)]) == 2
+    assert f"{notes}, line 3, is damaged: expected 2 fields, got 3" in capsys.readouterr().err
+
+
 def test_without_matplotlib_tables_remain_and_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["report", "--results", str(RESULTS / "cpu.csv"), "--out", str(tmp_path)]) == 0

@@ -134,7 +134,13 @@ def machines(paths: Sequence[Path]) -> Section:
 
 
 def _head(path: Path) -> str:
-    return "\n".join(path.read_text().splitlines()[: MOST_ROWS + 1])
+    """The first lines of a file of any columns; CommandError if one has more or fewer fields than the heading."""
+    lines = path.read_text().splitlines()[: MOST_ROWS + 1]
+    first, *rows = list(csv.reader(lines)) or [[]]
+    for number, row in enumerate(rows, 2):
+        if len(row) != len(first):
+            raise CommandError(f"{path}, line {number}, is damaged: expected {len(first)} fields, got {len(row)}")
+    return "\n".join(lines)
 
 
 def _draw(section: Section, make: Callable[[], object], text: str) -> None:
