@@ -33,7 +33,7 @@ KERNELS = {
 def emulated(monkeypatch):
     """Sends sorted calls on CPU tensors through the code for GPUs, a small one with emulated kernels."""
     monkeypatch.setattr(cuda, "Kernel", EmulatedKernel)
-    monkeypatch.setattr(cuda, "_device", lambda device: (1, 50 << 20))
+    monkeypatch.setattr(cuda, "_device", lambda device: cuda._Device(1, 50 << 20, 227 << 10))
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     for user in (api, sign):
         monkeypatch.setattr(user, "walker", lambda device: cuda)

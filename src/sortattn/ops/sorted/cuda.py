@@ -22,8 +22,8 @@ KEEPS_ORDER = False
 _REALS = {torch.float32: "float", torch.float64: "double"}
 # keys of a thread of a block that sorts, at most: sixteen thousand in its shared memory
 _ITEMS = 16
-# places that a block merges, and lines that one splits, as in sort.cu
-_MERGED, _SPLIT = 2048, 4
+# places that a block merges, and lines and points that one splits, as in sort.cu
+_MERGED, _SPLIT, _SEGMENT = 2048, 4, 16384
 # of a stretch of a long line, how much is filled on average, and how many keys of a sample it has: with as many, none
 # is too long but for ties
 _FILLED, _SAMPLED = 0.7, 350
@@ -188,13 +188,17 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
     length = 1024 * items
     runs = math.ceil(count / length)
     defines = (("ITEMS", items),)
-    # keys and indices; then counts, cells and totals, or digits of all warps and starts
-    shared = length * 6 + max(length * 2 + 1024 * 8 + 32 * 4, 32 * 256 * 2 + (256 + 32) * 4)
+    # as in sort.cu
+    shared = length * 6 + max(length * 2 + 1024 * 4 + 32 * 4, 32 * 256 * 2 + (256 + 32) * 4)
     with torch.cuda.device(points.device):
         if runs == 1:
+            # two lines at a time, if their keys can be read at a time and wait in shared memory
+            pair = dims % 2 == 0 and points.data_ptr() % 8 == 0 and shared + 4 * length <= _device(points.device).shared
+            together = 2 if pair else 1
             Kernel(_SORT, "sort_runs", defines)(
-                (heads * dims,), 1024, points, order, places, None, count, dims, 1, shared=shared
-            )
+                (heads * dims // together,), 1024, points, order, places, None, count, dims, 1, together,
+                shared=shared + pair * 4 * length,
+            )  # fmt: skip
             return
         # for the sake of bitwise equal sums equal keys keep their order, which takes merges where there are many
         stable = int(torch.are_deterministic_algorithms_enabled())
@@ -204,10 +208,11 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
         indices, bounds = (torch.empty(shape, dtype=dtype, device=points.device) for dtype in _PAIR)
         _launch_sort(sample, indices, bounds)
         pairs = torch.empty(heads * dims * parts, length, 2, dtype=torch.int32, device=points.device)
-        sizes, done = (torch.empty(heads * dims * n, dtype=torch.int32, device=points.device) for n in (parts, 1))
+        sizes = torch.zeros(heads * dims * parts, dtype=torch.int32, device=points.device)
+        done = torch.ones(heads * dims, dtype=torch.int32, device=points.device)
         Kernel(_SORT, "split", defines)(
-            (heads * math.ceil(dims / _SPLIT),), 1024, points, bounds, pairs, sizes, done, count, dims, parts,
-            sample.shape[1], stable, shared=8 * parts * _SPLIT,
+            (heads * math.ceil(dims / _SPLIT) * math.ceil(count / _SEGMENT),), 1024, points, bounds, pairs, sizes, done,
+            count, dims, parts, sample.shape[1], stable, shared=12 * parts * _SPLIT,
         )  # fmt: skip
         Kernel(_SORT, "sort_parts", defines)(
             (heads * dims * parts,), 1024, pairs, sizes, done, order, places, count, parts, stable, shared=shared
@@ -219,7 +224,7 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
         if math.ceil(math.log2(runs)) % 2:
             here, there = there, here
         Kernel(_SORT, "sort_runs", defines)(
-            (heads * dims * runs,), 1024, points, *here, done, count, dims, runs, shared=shared
+            (heads * dims * runs,), 1024, points, *here, done, count, dims, runs, 1, shared=shared
         )
         while length < count:
             grid = (heads * dims * math.ceil(count / _MERGED),)
@@ -436,7 +441,7 @@ class _Walk:
 
     def _runs(self, tracks: int, dims: int) -> int:
         """Into how many runs of targets a track is cut: as few as keep the GPU busy and its cache large enough."""
-        processors, cache = _device(self.rows.device)
+        processors, cache, _ = _device(self.rows.device)
         warps = processors * _RESIDENT
         # warps of one head and one run of every track; of the halves of a line each has half the targets
         together = dims * (1 if self.tracks.folded else tracks)
@@ -505,11 +510,20 @@ def _resident(tracks: _Tracks, added: bool, multiplied: bool) -> int:
     return _RESIDENT - 4 * (tracks.nodes > 2) - 4 * (added and multiplied)
 
 
+class _Device(NamedTuple):
+    """The number of multiprocessors, and the bytes of the second-level cache and of the shared memory of a block."""
+
+    processors: int
+    cache: int
+    shared: int
+
+
 @functools.lru_cache
-def _device(device: torch.device) -> tuple[int, int]:
-    """The number of multiprocessors, and the bytes of the second-level cache."""
+def _device(device: torch.device) -> _Device:
     properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count, properties.L2_cache_size
+    return _Device(
+        properties.multi_processor_count, properties.L2_cache_size, properties.shared_memory_per_block_optin
+    )
 
 
 def _width(channels: int, dtype: torch.dtype) -> int:
