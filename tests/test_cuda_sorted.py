@@ -91,8 +91,8 @@ def test_all_that_a_call_of_a_sign_sum_launches_compiles(architecture, dtype, mo
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_sorts_compile(architecture):
-    for items in (1, 2, 4, 8, cuda._ITEMS):
-        assert b"sort_runs" in machine_code(cuda._SORT, (("ITEMS", items),), architecture)
+    for threads, items in cuda._SORTERS:
+        assert b"sort_runs" in machine_code(cuda._SORT, (("THREADS", threads), ("ITEMS", items)), architecture)
 
 
 @pytest.mark.parametrize("name", KERNELS)

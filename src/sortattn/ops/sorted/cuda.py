@@ -20,8 +20,10 @@ WANTS_TENSORS = False
 # the backward pass sorts again: argsorts are as large as queries and keys, and take 1.7 ms of 28 at 16,384 points
 KEEPS_ORDER = False
 _REALS = {torch.float32: "float", torch.float64: "double"}
-# keys of a thread of a block that sorts, at most: sixteen thousand in its shared memory
-_ITEMS = 16
+# threads of a block that sorts and keys of each: small blocks, of which a multiprocessor has several, as a block waits
+# for its slowest thread more than once; at most sixteen thousand keys in shared memory
+_SORTERS = ((256, 4), (256, 8), (256, 16), (512, 16), (1024, 16))
+_LONGEST = math.prod(_SORTERS[-1])
 # places that a block merges, and lines and points that one splits, as in sort.cu
 _MERGED, _SPLIT, _SEGMENT = 2048, 4, 16384
 # of a stretch of a long line, how much is filled on average, and how many keys of a sample it has: with as many, none
@@ -170,7 +172,7 @@ def sort_lines(points: Tensor) -> Lines:
     order = torch.empty(problems, dims, count, dtype=torch.int32, device=points.device)
     places = torch.empty(order.shape, dtype=points.dtype, device=points.device)
     # a short line is sorted in shared memory, a long one needs room for its stretches
-    short = points.dtype == torch.float32 and count <= 1024 * _ITEMS
+    short = points.dtype == torch.float32 and count <= _LONGEST
     each = 0 if short else 4 * points.element_size() * count * dims
     for some in _groups(problems, each, max(_WORKSPACE // 4, points.numel() * points.element_size())):
         if points.dtype == torch.float32 and points.numel():
@@ -184,19 +186,19 @@ def sort_lines(points: Tensor) -> Lines:
 
 def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
     heads, count, dims = points.shape
-    items = next(items for items in (1, 2, 4, 8, _ITEMS) if count <= 1024 * items or items == _ITEMS)
-    length = 1024 * items
+    threads, items = next(sorter for sorter in _SORTERS if count <= math.prod(sorter) or sorter is _SORTERS[-1])
+    length, warps = threads * items, threads // 32
     runs = math.ceil(count / length)
-    defines = (("ITEMS", items),)
+    defines = (("THREADS", threads), ("ITEMS", items))
     # as in sort.cu
-    shared = length * 6 + max(length * 2 + 1024 * 4 + 32 * 4, 32 * 256 * 2 + (256 + 32) * 4)
+    shared = length * 6 + max(length * 2 + threads * 4 + warps * 4, warps * 256 * 2 + (256 + warps) * 4)
     with torch.cuda.device(points.device):
         if runs == 1:
             # two lines at a time, if their keys can be read at a time and wait in shared memory
             pair = dims % 2 == 0 and points.data_ptr() % 8 == 0 and shared + 4 * length <= _device(points.device).shared
             together = 2 if pair else 1
             Kernel(_SORT, "sort_runs", defines)(
-                (heads * dims // together,), 1024, points, order, places, None, count, dims, 1, together,
+                (heads * dims // together,), threads, points, order, places, None, count, dims, 1, together,
                 shared=shared + pair * 4 * length,
             )  # fmt: skip
             return
@@ -211,11 +213,11 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
         sizes = torch.zeros(heads * dims * parts, dtype=torch.int32, device=points.device)
         done = torch.ones(heads * dims, dtype=torch.int32, device=points.device)
         Kernel(_SORT, "split", defines)(
-            (heads * math.ceil(dims / _SPLIT) * math.ceil(count / _SEGMENT),), 1024, points, bounds, pairs, sizes, done,
-            count, dims, parts, sample.shape[1], stable, shared=12 * parts * _SPLIT,
+            (heads * math.ceil(dims / _SPLIT) * math.ceil(count / _SEGMENT),), threads, points, bounds, pairs, sizes,
+            done, count, dims, parts, sample.shape[1], stable, shared=12 * parts * _SPLIT,
         )  # fmt: skip
         Kernel(_SORT, "sort_parts", defines)(
-            (heads * dims * parts,), 1024, pairs, sizes, done, order, places, count, parts, stable, shared=shared
+            (heads * dims * parts,), threads, pairs, sizes, done, order, places, count, parts, stable, shared=shared
         )
         # for lines that are not sorted yet, runs and merged ones take turns in two pairs of buffers, such that the last
         # one is the result
@@ -224,7 +226,7 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
         if math.ceil(math.log2(runs)) % 2:
             here, there = there, here
         Kernel(_SORT, "sort_runs", defines)(
-            (heads * dims * runs,), 1024, points, *here, done, count, dims, runs, 1, shared=shared
+            (heads * dims * runs,), threads, points, *here, done, count, dims, runs, 1, shared=shared
         )
         while length < count:
             grid = (heads * dims * math.ceil(count / _MERGED),)
@@ -521,9 +523,7 @@ class _Device(NamedTuple):
 @functools.lru_cache
 def _device(device: torch.device) -> _Device:
     properties = torch.cuda.get_device_properties(device)
-    return _Device(
-        properties.multi_processor_count, properties.L2_cache_size, properties.shared_memory_per_block_optin
-    )
+    return _Device(properties.multi_processor_count, properties.L2_cache_size, properties.shared_memory_per_block_optin)
 
 
 def _width(channels: int, dtype: torch.dtype) -> int:

@@ -8,12 +8,11 @@
 // few digits, as those of bfloat16, the run is sorted digit by digit instead. Equal keys keep their order either way,
 // but for those of a stretch that is sorted by digits, which is why it may be refused.
 //
-// Macros: ITEMS (keys of a thread).
+// Macros: THREADS (of a block that sorts, at least DIGITS), ITEMS (keys of a thread).
 
 typedef long long index_t;
 typedef unsigned int word;
 
-constexpr int THREADS = 1024;
 constexpr int WARPS = THREADS / 32;
 constexpr int BITS = 8;
 constexpr int DIGITS = 1 << BITS;
@@ -47,8 +46,8 @@ __device__ inline unsigned peers_of(word digit) {
     return same;
 }
 
-// pieces of the approximate distribution
-constexpr int CELLS = 1024;
+// pieces of the approximate distribution, one a thread
+constexpr int CELLS = THREADS;
 // keys of a bucket, at most: a warp sees so many to either side
 constexpr int CROWD = 32;
 // of an index in a run: set for the first key of a bucket
@@ -71,20 +70,20 @@ __device__ inline int sum_before(int mine, int *totals) {
     if (lane == 31) totals[warp] = sum;
     __syncthreads();
     if (warp == 0) {
-        int total = totals[lane], all = total;
+        int total = lane < WARPS ? totals[lane] : 0, all = total;
 #pragma unroll
         for (int offset = 1; offset < 32; offset <<= 1) {
             int other = __shfl_up_sync(ALL, all, offset);
             if (lane >= offset) all += other;
         }
-        totals[lane] = all - total;
+        if (lane < WARPS) totals[lane] = all - total;
     }
     __syncthreads();
     return totals[warp] + sum - mine;
 }
 
-// Which bucket a key belongs to; monotone. Numbers are converted by adding 2^23, whose last bit is one: conversions take
-// four times as long as sums.
+// Which bucket a key belongs to; monotone. Numbers are converted by adding 2^23, whose last bit is one: conversions
+// take four times as long as sums.
 struct Buckets {
     static constexpr float UNIT = 8388608.0f;
     static constexpr word UNIT_BITS = 0x4b000000u;
@@ -129,11 +128,13 @@ template <typename F> __device__ bool sort_by_buckets(const float (&key)[ITEMS],
     // of patterns, which a warp finds at a time
     word *ends = counts;
     bool any = start < number;
-    word low = __reduce_min_sync(ALL, any ? pattern(least) : ALL), high = __reduce_max_sync(ALL, any ? pattern(most) : 0);
+    word low = __reduce_min_sync(ALL, any ? pattern(least) : ALL),
+         high = __reduce_max_sync(ALL, any ? pattern(most) : 0);
     if (lane == 0) ends[warp] = low, ends[WARPS + warp] = high;
-    for (int i = threadIdx.x; i < CELLS; i += THREADS) cells[i] = 0;
+    cells[threadIdx.x] = 0;
     __syncthreads();
-    least = ::number(__reduce_min_sync(ALL, ends[lane])), most = ::number(__reduce_max_sync(ALL, ends[WARPS + lane]));
+    least = ::number(__reduce_min_sync(ALL, ends[lane % WARPS]));
+    most = ::number(__reduce_max_sync(ALL, ends[WARPS + lane % WARPS]));
     Buckets bucket = {least, float(CELLS - 1) / (most - least), cells};
     // all keys equal, or too far apart for a float
     if (!(bucket.scale > 0.0f && bucket.scale < 1e30f)) return false;
@@ -148,7 +149,6 @@ template <typename F> __device__ bool sort_by_buckets(const float (&key)[ITEMS],
     }
     __syncthreads();
     for (int i = threadIdx.x; i < RUN / 2; i += THREADS) counts[i] = 0;
-    static_assert(CELLS == THREADS, "a thread has one cell");
     word some = cells[threadIdx.x];
     cells[threadIdx.x] = some << 16 | word(sum_before(int(some), totals));
     __syncthreads();
@@ -224,8 +224,7 @@ template <typename F> __device__ bool sort_by_buckets(const float (&key)[ITEMS],
             } while (other < end);
             if (same > 1) {
 #pragma unroll 1
-                for (int m = first; m < last; m++)
-                    place += keys[m] == mine && point(indices[m] & (FIRST - 1)) < own;
+                for (int m = first; m < last; m++) place += keys[m] == mine && point(indices[m] & (FIRST - 1)) < own;
             }
             order[place] = own;
             places[place] = mine;
@@ -256,14 +255,13 @@ __device__ inline word varying_bits(const word (&key)[ITEMS], int count) {
     some = __reduce_or_sync(ALL, some), all = __reduce_and_sync(ALL, all);
     if (lane == 0) bits[warp] = some, bits[WARPS + warp] = all;
     __syncthreads();
-    return __reduce_or_sync(ALL, bits[lane]) & ~__reduce_and_sync(ALL, bits[WARPS + lane]);
+    return __reduce_or_sync(ALL, bits[lane % WARPS]) & ~__reduce_and_sync(ALL, bits[WARPS + lane % WARPS]);
 }
 
 // Sort the first `count` keys of a run digit by digit, the least significant first, by those that vary; the others sort
 // behind all. A warp owns a stretch of the run and goes through it in order.
-template <typename F>
-__device__ void sort_by_digits(const float (&numbers)[ITEMS], int count, char *shared, int *order, float *places,
-                               F point) {
+template <typename F> __device__ void sort_by_digits(const float (&numbers)[ITEMS], int count, char *shared, int *order,
+                                                     float *places, F point) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     word key[ITEMS];
 #pragma unroll
@@ -439,7 +437,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int start = threadIdx.x / 32 * 32 * ITEMS + threadIdx.x % 32;
     float key[ITEMS];
 #pragma unroll
-    for (int i = 0; i < ITEMS; i++) key[i] = start + i * 32 < number_of ? __uint_as_float(pairs[start + i * 32].x) : 0.0f;
+    for (int i = 0; i < ITEMS; i++)
+        key[i] = start + i * 32 < number_of ? __uint_as_float(pairs[start + i * 32].x) : 0.0f;
     order += first, places += first;
     auto point = [&](int n) { return int(pairs[n].y); };
     // digits leave equal keys in the order that they have in a stretch, which is none
@@ -463,7 +462,7 @@ struct alignas(8) Pair {
 // Sort every dimension of `points (heads, count, dims)` in runs of RUN: `order` and `places (heads, dims, count)` hold
 // the indices and the coordinates, in order run by run. Lines that are `sorted`, if not null, are left alone. A block
 // has `together` neighbouring lines, one or two: a sector has eight, of which it reads no less.
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     sort_runs(const float *points, int *order, float *places, const int *sorted, index_t count, index_t dims,
               index_t runs, index_t together) {
     extern __shared__ __align__(16) char shared[];
