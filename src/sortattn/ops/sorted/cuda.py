@@ -21,9 +21,8 @@ WANTS_TENSORS = False
 KEEPS_ORDER = False
 _REALS = {torch.float32: "float", torch.float64: "double"}
 # threads of a block that sorts and keys of each: small blocks, of which a multiprocessor has several, as a block waits
-# for its slowest thread more than once; at most sixteen thousand keys in shared memory
+# for its slowest thread more than once; at most sixteen thousand keys, if there is shared memory for them
 _SORTERS = ((256, 4), (256, 8), (256, 16), (512, 16), (1024, 16))
-_LONGEST = math.prod(_SORTERS[-1])
 # places that a block merges, and lines and points that one splits, as in sort.cu
 _MERGED, _SPLIT, _SEGMENT = 2048, 4, 16384
 # of a stretch of a long line, how much is filled on average, and how many keys of a sample it has: with as many, none
@@ -172,7 +171,7 @@ def sort_lines(points: Tensor) -> Lines:
     order = torch.empty(problems, dims, count, dtype=torch.int32, device=points.device)
     places = torch.empty(order.shape, dtype=points.dtype, device=points.device)
     # a short line is sorted in shared memory, a long one needs room for its stretches
-    short = points.dtype == torch.float32 and count <= _LONGEST
+    short = points.dtype == torch.float32 and count <= math.prod(_sorter(count, points.device))
     each = 0 if short else 4 * points.element_size() * count * dims
     for some in _groups(problems, each, max(_WORKSPACE // 4, points.numel() * points.element_size())):
         if points.dtype == torch.float32 and points.numel():
@@ -184,14 +183,24 @@ def sort_lines(points: Tensor) -> Lines:
     return Lines(places, order)
 
 
+def _sorter(count: int, device: torch.device) -> tuple[int, int]:
+    """Of `_SORTERS`, the smallest block for so many keys, or the largest that the device has room for."""
+    fitting = [sorter for sorter in _SORTERS if _sort_bytes(*sorter) <= _device(device).shared]
+    return next((sorter for sorter in fitting if count <= math.prod(sorter)), fitting[-1])
+
+
+def _sort_bytes(threads: int, items: int) -> int:
+    """The shared memory of a block that sorts, as in sort.cu."""
+    length, warps = threads * items, threads // 32
+    return length * 6 + max(length * 2 + threads * 4 + warps * 4, warps * 256 * 2 + (256 + warps) * 4)
+
+
 def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
     heads, count, dims = points.shape
-    threads, items = next(sorter for sorter in _SORTERS if count <= math.prod(sorter) or sorter is _SORTERS[-1])
-    length, warps = threads * items, threads // 32
+    threads, items = _sorter(count, points.device)
+    length, shared = threads * items, _sort_bytes(threads, items)
     runs = math.ceil(count / length)
     defines = (("THREADS", threads), ("ITEMS", items))
-    # as in sort.cu
-    shared = length * 6 + max(length * 2 + threads * 4 + warps * 4, warps * 256 * 2 + (256 + warps) * 4)
     with torch.cuda.device(points.device):
         if runs == 1:
             # two lines at a time, if their keys can be read at a time and wait in shared memory
