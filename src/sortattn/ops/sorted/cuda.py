@@ -23,8 +23,9 @@ _REALS = {torch.float32: "float", torch.float64: "double"}
 # threads of a block that sorts and keys of each: small blocks, of which a multiprocessor has several, as a block waits
 # for its slowest thread more than once; at most sixteen thousand keys, if there is shared memory for them
 _SORTERS = ((256, 4), (256, 8), (256, 16), (512, 16), (1024, 16))
-# places that a block merges, and lines and points that one splits, as in sort.cu
-_MERGED, _SPLIT, _SEGMENT = 2048, 4, 16384
+# places that a block merges; lines and points that one splits, and how many of these a thread has at a time; as in
+# sort.cu
+_MERGED, _SPLIT, _SEGMENT, _SOME = 2048, 4, 16384, 8
 # of a stretch of a long line, how much is filled on average, and how many keys of a sample it has: with as many, none
 # is too long but for ties
 _FILLED, _SAMPLED = 0.7, 350
@@ -201,10 +202,12 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
     length, shared = threads * items, _sort_bytes(threads, items)
     runs = math.ceil(count / length)
     defines = (("THREADS", threads), ("ITEMS", items))
+    # keys or indices that wait in shared memory, if there is room
+    room = shared + 4 * length <= _device(points.device).shared
     with torch.cuda.device(points.device):
         if runs == 1:
-            # two lines at a time, if their keys can be read at a time and wait in shared memory
-            pair = dims % 2 == 0 and points.data_ptr() % 8 == 0 and shared + 4 * length <= _device(points.device).shared
+            # two lines at a time, if their keys can be read at a time and those of one wait
+            pair = room and dims % 2 == 0 and points.data_ptr() % 8 == 0
             together = 2 if pair else 1
             Kernel(_SORT, "sort_runs", defines)(
                 (heads * dims // together,), threads, points, order, places, None, count, dims, 1, together,
@@ -223,11 +226,12 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
         done = torch.ones(heads * dims, dtype=torch.int32, device=points.device)
         Kernel(_SORT, "split", defines)(
             (heads * math.ceil(dims / _SPLIT) * math.ceil(count / _SEGMENT),), threads, points, bounds, pairs, sizes,
-            done, count, dims, parts, sample.shape[1], stable, shared=12 * parts * _SPLIT,
+            done, count, dims, parts, sample.shape[1], stable, shared=16 * parts * _SPLIT + 8 * threads * _SOME,
         )  # fmt: skip
         Kernel(_SORT, "sort_parts", defines)(
-            (heads * dims * parts,), threads, pairs, sizes, done, order, places, count, parts, stable, shared=shared
-        )
+            (heads * dims * parts,), threads, pairs, sizes, done, order, places, count, parts, stable, int(room),
+            shared=shared + room * 4 * length,
+        )  # fmt: skip
         # for lines that are not sorted yet, runs and merged ones take turns in two pairs of buffers, such that the last
         # one is the result
         other = [part.view(dtype)[: order.numel()] for part, dtype in zip(pairs.view(2, -1), _PAIR, strict=True)]

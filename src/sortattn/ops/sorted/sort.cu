@@ -342,6 +342,11 @@ template <typename F> __device__ void sort_by_digits(const float (&numbers)[ITEM
     }
 }
 
+// what a sort takes of the shared memory: keys and indices; then counts, cells and totals, or digits of all warps and
+// starts
+constexpr int BUCKET_BYTES = RUN * 2 + CELLS * 4 + WARPS * 4, DIGIT_BYTES = WARPS * DIGITS * 2 + (DIGITS + WARPS) * 4;
+constexpr int SORT_BYTES = RUN * 6 + (BUCKET_BYTES > DIGIT_BYTES ? BUCKET_BYTES : DIGIT_BYTES);
+
 // lines of a block that splits: what it reads of a sector
 constexpr int LINES = 4;
 // points of a block that splits, and keys of a thread that are on their way at a time
@@ -362,10 +367,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     index_t head = group / groups, d = group % groups * LINES + threadIdx.x % LINES, line = head * dims + d;
     int mine = threadIdx.x % LINES, thread = threadIdx.x / LINES;
     constexpr int EACH = THREADS / LINES;
-    // of the stretches of a line: the keys of a tile, where they go to, and the first key
-    int *counts = reinterpret_cast<int *>(shared) + mine * parts;
-    int *bases = reinterpret_cast<int *>(shared) + (LINES + mine) * parts;
-    float *bounds = reinterpret_cast<float *>(shared) + (2 * LINES + mine) * parts;
+    // of the stretches of every line: the keys of a tile, those in the stretches before, where they go to, and the
+    // first key; then the keys of the tile, in the order of the stretches
+    int *counts = reinterpret_cast<int *>(shared), *befores = counts + LINES * parts, *bases = befores + LINES * parts;
+    float *bounds = reinterpret_cast<float *>(bases + LINES * parts);
+    uint2 *staged = reinterpret_cast<uint2 *>(bounds + LINES * parts);
     bool here = d < dims;
     if (threadIdx.x < LINES) ties[mine] = 0;
     __syncthreads();
@@ -374,14 +380,33 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         int equal = 0;
         for (index_t i = thread + 1; stable && i < sampled; i += EACH) equal += sample[i] == sample[i - 1];
         if (equal) atomicAdd(ties + mine, equal);
-        for (index_t i = thread; i < parts; i += EACH) counts[i] = 0, bounds[i] = sample[sampled * i / parts];
+        for (index_t i = thread; i < parts; i += EACH) {
+            counts[mine * parts + i] = 0;
+            bounds[mine * parts + i] = sample[sampled * i / parts];
+        }
     }
     __syncthreads();
-    bool crowded = here && stable && 2 * ties[mine] >= sampled;
-    here = here && !crowded;
-    bool fits = !crowded;
+    auto crowded = [&](int which) { return stable && 2 * ties[which] >= sampled; };
+    if (here && crowded(mine)) sorted[line] = 0;
+    here = here && !crowded(mine);
+    // another line to write, such that the lanes of a warp have neighbours
+    int other = threadIdx.x / 32 % LINES, writer = threadIdx.x / 32 / LINES * 32 + threadIdx.x % 32;
+    index_t other_line = line - mine + other;
+    bool other_here = d - mine + other < dims && !crowded(other), fits = true;
+    uint2 *to = pairs + other_line * parts * RUN;
+    // the last stretch that does not begin behind
+    auto last_from = [&](const auto *firsts, auto x) {
+        int low = 0, high = int(parts) - 1;
+        while (low < high) {
+            int half = (low + high + 1) / 2;
+            if (firsts[half] <= x)
+                low = half;
+            else
+                high = half - 1;
+        }
+        return low;
+    };
     const float *keys = points + (head * count + start + thread) * dims + d;
-    uint2 *to = pairs + line * parts * RUN;
     index_t step = EACH * dims;
     int number_of = int(min(count - start, index_t(SEGMENT)));
     // those of this thread
@@ -394,40 +419,41 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int i = 0; i < SOME; i++) {
             if (tile + i >= some_keys) continue;
-            // the last stretch that does not begin behind it
-            int low = 0, high = int(parts) - 1;
-            while (low < high) {
-                int half = (low + high + 1) / 2;
-                if (bounds[half] <= key[i])
-                    low = half;
-                else
-                    high = half - 1;
-            }
-            place[i] = word(low) << 16 | word(atomicAdd(counts + low, 1));
+            int low = last_from(bounds + mine * parts, key[i]);
+            place[i] = word(low) << 16 | word(atomicAdd(counts + mine * parts + low, 1));
         }
         __syncthreads();
         for (index_t i = thread; here && i < parts; i += EACH) {
-            int some = counts[i];
-            if (some) bases[i] = atomicAdd(sizes + line * parts + i, some);
-            counts[i] = 0;
+            int before = 0, some = counts[mine * parts + i];
+            for (index_t k = 0; k < i; k++) before += counts[mine * parts + k];
+            befores[mine * parts + i] = before;
+            if (some) bases[mine * parts + i] = atomicAdd(sizes + line * parts + i, some);
         }
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < SOME; i++) {
             if (tile + i >= some_keys) continue;
-            int low = place[i] >> 16, at = bases[low] + int(place[i] & 0xffff);
+            int at = befores[mine * parts + (place[i] >> 16)] + int(place[i] & 0xffff);
+            staged[mine * SOME * EACH + at] = {__float_as_uint(key[i]), word(start) + (tile + i) * EACH + thread};
+        }
+        for (index_t i = thread; here && i < parts; i += EACH) counts[mine * parts + i] = 0;
+        __syncthreads();
+        int total = other_here ? min(SOME * EACH, number_of - tile * EACH) : 0;
+        for (int i = writer; i < total; i += EACH) {
+            int low = last_from(befores + other * parts, i);
+            int at = bases[other * parts + low] + i - befores[other * parts + low];
             fits = fits && at < RUN;
-            if (at < RUN) to[low * RUN + at] = {__float_as_uint(key[i]), word(start) + (tile + i) * EACH + thread};
+            if (at < RUN) to[low * RUN + at] = staged[other * SOME * EACH + i];
         }
     }
-    if (!fits) sorted[line] = 0;
+    if (!fits) sorted[other_line] = 0;
 }
 
 // Sort the stretches of every line, where they are in `pairs`; if equal keys are to keep their order, `sorted` becomes
-// zero for lines with a crowded one.
+// zero for lines with a crowded one. Indices are `held` in shared memory, if there is room.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     sort_parts(const uint2 *pairs, const int *sizes, int *sorted, int *order, float *places, index_t count,
-               index_t parts, index_t stable) {
+               index_t parts, index_t stable, index_t held) {
     extern __shared__ __align__(16) char shared[];
     index_t line = blockIdx.x / parts, part = blockIdx.x % parts, first = line * count;
     if (!sorted[line]) return;
@@ -435,12 +461,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int number_of = sizes[blockIdx.x];
     pairs += blockIdx.x * RUN;
     int start = threadIdx.x / 32 * 32 * ITEMS + threadIdx.x % 32;
+    int *indices = reinterpret_cast<int *>(shared + SORT_BYTES);
     float key[ITEMS];
 #pragma unroll
-    for (int i = 0; i < ITEMS; i++)
-        key[i] = start + i * 32 < number_of ? __uint_as_float(pairs[start + i * 32].x) : 0.0f;
+    for (int i = 0; i < ITEMS; i++) {
+        int n = start + i * 32;
+        uint2 pair = n < number_of ? pairs[n] : uint2{0, 0};
+        key[i] = __uint_as_float(pair.x);
+        if (held) indices[n] = int(pair.y);
+    }
     order += first, places += first;
-    auto point = [&](int n) { return int(pairs[n].y); };
+    auto point = [&](int n) { return held ? indices[n] : int(pairs[n].y); };
     // digits leave equal keys in the order that they have in a stretch, which is none
     bool buckets = stable || !few_digits(key, number_of);
     if (buckets && sort_by_buckets(key, number_of, shared, order, places, point)) return;
@@ -449,11 +480,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     else if (threadIdx.x == 0)
         atomicExch(sorted + line, 0);
 }
-
-// what a sort takes of the shared memory: keys and indices; then counts, cells and totals, or digits of all warps and
-// starts
-constexpr int BUCKET_BYTES = RUN * 2 + CELLS * 4 + WARPS * 4, DIGIT_BYTES = WARPS * DIGITS * 2 + (DIGITS + WARPS) * 4;
-constexpr int SORT_BYTES = RUN * 6 + (BUCKET_BYTES > DIGIT_BYTES ? BUCKET_BYTES : DIGIT_BYTES);
 
 struct alignas(8) Pair {
     float first, second;
