@@ -169,7 +169,8 @@ def _add_bench(commands) -> None:
         type=seconds,
         default=20.0,
         metavar="SECONDS",
-        help="begin no further round of a size after this long, if three are done; default: %(default)s",
+        help="begin no further round of a size (with --paper: run of a cell) after this long, if three are done; "
+        "default: %(default)s",
     )
     how.add_argument(
         "--patience",

@@ -86,7 +86,15 @@ def test_slopes_of_the_papers_figures_are_one_and_two():
 def test_ten_runs_are_timed_after_five_warm_ups(monkeypatch):
     calls = []
     monkeypatch.setattr(run, "sample", lambda call, repeats, device: call() or float(len(calls)))
-    assert timings(lambda: calls.append(0), "cpu") == [float(number) for number in range(6, 16)]
+    assert timings(lambda: calls.append(0), "cpu", 20.0) == ([float(number) for number in range(6, 16)], 5)
+
+
+@pytest.mark.parametrize(("seconds", "runs"), [(2.0, 9), (30.0, 3)])
+def test_slow_calls_have_one_warm_up_and_as_many_runs_as_fit_but_three(monkeypatch, seconds, runs):
+    clock = []
+    monkeypatch.setattr(run, "sample", lambda call, repeats, device: clock.append(seconds) or seconds * 1e3)
+    monkeypatch.setattr(run.time, "perf_counter", lambda: sum(clock))
+    assert timings(lambda: None, "cpu", 20.0) == ([seconds * 1e3] * runs, 1)
 
 
 def test_softmax_goes_through_the_backend_of_torch_that_the_column_names(monkeypatch):
@@ -126,10 +134,10 @@ def test_methods_that_this_machine_lacks_are_left_out_with_a_reason(monkeypatch)
     ("samples", "message"), [([60_000.0], "took 60 s a call"), (RuntimeError("no memory"), "failed.*no memory")]
 )
 def test_a_method_that_fails_or_takes_too_long_is_not_measured_at_larger_sizes(tmp_path, monkeypatch, samples, message):
-    def timing(call, device):
+    def timing(call, device, budget):
         if isinstance(samples, Exception):
             raise samples
-        return samples
+        return samples, 1
 
     monkeypatch.setattr(run, "timings", timing)
     records = Records(tmp_path / "paper.csv", PaperRow, COMMON)
@@ -139,6 +147,7 @@ def test_a_method_that_fails_or_takes_too_long_is_not_measured_at_larger_sizes(t
         SETTINGS,
         records,
         memory=False,
+        budget=20.0,
         patience=30.0,
         advance=lambda text, steps: advanced.append(steps),
     )
@@ -153,7 +162,15 @@ def test_a_method_that_fails_or_takes_too_long_is_not_measured_at_larger_sizes(t
 def test_memory_is_measured_if_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "extra_bytes", lambda case, settings: 123)
     records = Records(tmp_path / "paper.csv", PaperRow, COMMON)
-    run.run(wanted([SOFTMAX], [4]), SETTINGS, records, memory=True, patience=30.0, advance=lambda text, steps: None)
+    run.run(
+        wanted([SOFTMAX], [4]),
+        SETTINGS,
+        records,
+        memory=True,
+        budget=20.0,
+        patience=30.0,
+        advance=lambda text, steps: None,
+    )
     assert [row.memory_bytes for row in records.rows] == [123, 123]
 
 
@@ -203,11 +220,11 @@ def test_the_smoke_run_leaves_rows_and_a_plot_and_an_interrupted_one_continues(q
     honest = run.timings
     calls = []
 
-    def interrupted(call, device):
+    def interrupted(call, device, budget):
         calls.append(device)
         if len(calls) == 4:
             raise KeyboardInterrupt
-        return honest(call, device)
+        return honest(call, device, budget)
 
     monkeypatch.setattr(run, "timings", interrupted)
     assert main(arguments) == 130
