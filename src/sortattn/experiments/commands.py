@@ -62,6 +62,13 @@ def _add_recall(commands) -> None:
     command.add_argument("--head-dim", type=count, default=64, metavar="D", help="default: %(default)s")
     command.add_argument("--seeds", type=count, default=3, help="default: %(default)s")
     command.add_argument("--steps", type=count, default=120_000, help="at most, default: %(default)s")
+    command.add_argument(
+        "--gradient",
+        choices=["token", "whole"],
+        default="token",
+        help="of the loss per token, as in the authors' code, or of the whole loss, as the paper writes it; default: "
+        "%(default)s",
+    )
     _training_options(command, "recall")
     command.set_defaults(work=_recall)
 
