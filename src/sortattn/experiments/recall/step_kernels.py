@@ -209,7 +209,7 @@ def normalise(
     ROOT: tl.constexpr, EXPONENTIAL: tl.constexpr, WHOLE: tl.constexpr, FLOOR: tl.constexpr, ROWS: tl.constexpr,
     WIDTH: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Replaces scores by the gradient of the loss, whole or per token; `row_loss (P, pitch)` is what each row adds to it.
+    """Replaces scores by the gradient of the loss, whole or per token; `row_loss (P, pitch)` is what each row adds.
 
     With `ROOT` also the distances by the gradient over them. Beyond the last column of a run the gradient is zero.
     """
