@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sortattn
-from sortattn.ops.tiled import cuda
+from sortattn.ops.tiled import cuda, short
 
 from .cases import CASES, Shape, assert_close, cotangent, draw, leaves
 from .definition import FORWARD, GRADIENT, check, define
@@ -38,7 +38,9 @@ def _as_on_a_device(device, monkeypatch):
     monkeypatch.setattr(cuda, "kernel_of", emulated(cuda.kernel_of))
     monkeypatch.setattr(cuda, "survey_of", emulated(cuda.survey_of))
     monkeypatch.setattr(cuda, "serves", lambda query, value, kernel: kernel in cuda.NAMES)
-    monkeypatch.setattr(cuda, "on", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(short, "kernel_of", emulated(short.kernel_of))
+    for module in (cuda, short):
+        monkeypatch.setattr(module, "on", lambda _: contextlib.nullcontext())
     # blocks look through the inputs by themselves, whatever the length
     monkeypatch.setattr(cuda, "_SHORT", 1 << 20)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from ...kernels import KERNELS, Kernel
 from ...validation import DTYPES, Problem, autocasts, working_type
 from ..direct import plain
-from . import cuda
+from . import cuda, short
 from .api import tiled_sum_backward
 from .inputs import Inputs
 
@@ -56,10 +56,11 @@ def attention(problem: Problem, kernel: Kernel) -> Tensor:
 
 
 def _inputs(query: Tensor, key: Tensor, value: Tensor, options: tuple) -> Inputs:
+    inputs = Inputs(query, key, value, None, None, None, *options)
     working = working_type(query.dtype)
-    if query.dtype != working:
-        query, key, value = query.to(working), key.to(working), value.to(working)
-    return Inputs(query, key, value, None, None, None, *options)
+    if query.dtype == working or short.serves(inputs):
+        return inputs
+    return Inputs(query.to(working), key.to(working), value.to(working), *inputs[3:])
 
 
 class _Attention(torch.autograd.Function):
