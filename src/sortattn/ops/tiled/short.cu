@@ -5,8 +5,8 @@
 // are, in 16 bits or 32; all sums are float32. There are no atomics: the same call has the same bits.
 //
 // Set by short.py: NUMBER (float), KERNEL (a name of Kind, of an additive kernel without a table), EPSILON (of the
-// Riesz kernels), INPUT (a name of Type), ROWS (3 or 6), BLOCKS (at least, on a multiprocessor), FORWARD for the
-// forward pass.
+// Riesz kernels), INPUT (a name of Type), THREADS, TM, TN, ROWS, BLOCKS (at least, on a multiprocessor), FORWARD for
+// the forward pass.
 
 #include "kinds.cu"
 
@@ -14,10 +14,14 @@ enum Type { FLOAT32, FLOAT16, BFLOAT16 };
 constexpr Type TYPE = INPUT;
 constexpr bool NARROW = TYPE != FLOAT32;
 
-constexpr int THREADS = 192, TM = 4, TN = 6;
 constexpr int COLUMNS = 16, GROUPS = THREADS / COLUMNS, OWN = GROUPS * ROWS, MOST = 128;
 // four more keep the rows of neighbouring threads in different banks; points may be two factors, in two halves of a row
 constexpr int WIDTH = 64, STRIDE = WIDTH + 4, POINTS = (FACTORS ? 2 * WIDTH : WIDTH) + 4;
+#if defined(FORWARD) && defined(MIX)
+constexpr bool MIXED = FACTORS;
+#else
+constexpr bool MIXED = false;
+#endif
 // loads of a thread that are on their way at a time
 constexpr int BATCH = 6;
 
@@ -53,9 +57,10 @@ using Stored = Choose<!NARROW>::Type;
 
 // ---- matrices
 
-template <class N> struct alignas(4 * sizeof(N)) Four {
-    N x[4];
+template <class N, int COUNT> struct alignas(COUNT * sizeof(N)) Several {
+    N x[COUNT];
 };
+template <class N> using Four = Several<N, 4>;
 using Vector = Four<float>;
 
 inline Vector read(const float *from) { return *reinterpret_cast<const Vector *>(from); }
@@ -97,6 +102,18 @@ template <class N> struct Matrix {
                 if (column + e < width) to[e] = raw.x[e];
     }
 };
+
+#ifdef PREFETCH
+inline void fetch_line(const void *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+template <class N> inline void prefetch(const Matrix<N> &matrix) {
+    for (int i = threadIdx.x; i < matrix.count; i += THREADS) {
+        fetch_line(matrix.start + i * matrix.stride);
+        if (sizeof(N) == 4) fetch_line(matrix.start + i * matrix.stride + 32);
+    }
+}
+#else
+template <class N> inline void prefetch(const Matrix<N> &) {}
+#endif
 
 // the four columns of a thread, the same whatever it does
 inline int column() { return threadIdx.x % COLUMNS * 4; }
@@ -190,6 +207,8 @@ struct Points {
     int dims;
     // distances are measured from the first key, those of the thread's columns
     Vector origin = {};
+    // of exponents
+    float largest = 0;
     // factors are out of reach
     bool far = false;
 
@@ -209,10 +228,11 @@ struct Points {
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     bool inside = column() + e < dims;
-                    far |= inside && fabsf(exponent.x[e]) > REACH;
+                    largest = fmaxf(largest, fabsf(exponent.x[e]));
                     found.x[e] = inside ? power_of_two(exponent.x[e]) : 0.0f;
                     minus.x[e] = inside ? power_of_two(-exponent.x[e]) : 0.0f;
                 }
+                if (MIXED) found.x[3] = column() + 3 < dims ? exponent.x[3] : beyond ? infinity() : 0.0f;
                 *reinterpret_cast<Vector *>(tile + row * POINTS + WIDTH + column()) = minus;
             }
             if constexpr (KIND == ADD_BUMP)
@@ -242,13 +262,14 @@ inline bool scores_of(float *own, float *other, Points &points, const Matrix<Sto
     bool bad = __syncthreads_or(spoilt != 0);
     int columns = (points.dims + 3) / 4 * 4;
     if constexpr (FACTORS) {
-        points.far = __syncthreads_or(points.far);
+        points.far = __syncthreads_or(points.largest > REACH);
         if (!points.far) {
             // e^-|s - t| is the lesser of e^s and e^t times the lesser of e^-s and e^-t
             auto add = [](float &sum, const Vector *own, const Vector *other) {
 #pragma unroll
-                for (int e = 0; e < 4; ++e)
+                for (int e = 0; e < (MIXED ? 3 : 4); ++e)
                     sum = fmaf(fminf(own[0].x[e], other[0].x[e]), fminf(own[1].x[e], other[1].x[e]), sum);
+                if (MIXED) sum += power_of_two(-fabsf(own[0].x[3] - other[0].x[3]));
             };
             pairs<2>(own, other, POINTS, columns, place, sums, add);
             return bad;
@@ -274,27 +295,34 @@ inline float score_of(float sum, const Points &points) {
 
 // ---- rows
 
+inline int own_row(int i) { return threadIdx.x / COLUMNS * ROWS + i; }
+
 // op(scores of the own rows, other row) for all others
 template <int UNROLL, class Op> inline void across(const float *scores, int others, Op op) {
-    const float *mine = scores + threadIdx.x / COLUMNS * ROWS;
+    constexpr int N = ROWS % 2 ? 1 : 2;
 #pragma unroll UNROLL
     for (int n = 0; n < others; ++n) {
-        float found[ROWS];
+        float mine[ROWS];
 #pragma unroll
-        for (int i = 0; i < ROWS; ++i) found[i] = mine[n * OWN + i];
-        op(found, n);
+        for (int i = 0; i < ROWS; i += N) {
+            auto found = *reinterpret_cast<const Several<float, N> *>(scores + n * OWN + own_row(i));
+            for (int e = 0; e < N; ++e) mine[i + e] = found.x[e];
+        }
+        op(mine, n);
     }
 }
 
-inline int own_row(int i) { return threadIdx.x / COLUMNS * ROWS + i; }
-
-inline void multiply(const float *scores, const float *vectors, int others, float (&sums)[ROWS][4]) {
+// sums of the other vectors, and of the scores themselves
+inline void multiply(const float *scores, const float *vectors, int others, float (&sums)[ROWS][4],
+                     float (&totals)[ROWS]) {
     across<2>(scores, others, [&](const float (&score)[ROWS], int n) {
         Vector row = read(vectors + n * STRIDE + column());
 #pragma unroll
-        for (int i = 0; i < ROWS; ++i)
+        for (int i = 0; i < ROWS; ++i) {
+            totals[i] += score[i];
 #pragma unroll
             for (int e = 0; e < 4; ++e) sums[i][e] = fmaf(score[i], row.x[e], sums[i][e]);
+        }
     });
 }
 
@@ -414,6 +442,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     Matrix<Stored> values(value, place_of(p, heads, value_batch, value_head), value_row, 0, columns, channels);
     Points points = points_of(keys, dims, tau);
     Place place(own, columns);
+    prefetch(queries), prefetch(keys), prefetch(values);
     float sums[TM][TN], spoilt = 0;
     bool bad = scores_of(scores, points_tile, points, queries, keys, place, sums);
     __syncthreads();
@@ -433,11 +462,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     bad |= __syncthreads_or(spoilt != 0);
 
     float made[ROWS][4] = {}, totals[ROWS] = {};
-    multiply(scores, vectors, columns, made);
-    across<4>(scores, columns, [&](const float (&score)[ROWS], int) {
-#pragma unroll
-        for (int i = 0; i < ROWS; ++i) totals[i] += score[i];
-    });
+    multiply(scores, vectors, columns, made, totals);
     Matrix<Stored> results(out, place_of(p, heads, out_batch, out_head), out_row, first, out ? own : 0, channels);
     Matrix<float> copies(copy, (long long)p * rows * channels, channels, first, copy ? own : 0, channels);
 #pragma unroll
@@ -499,24 +524,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     unsigned parts = reversed ? key_parts : unsigned(rows + query_part - 1) / unsigned(query_part), p = block / parts;
     int part = reversed ? key_part : query_part, first = block % parts * part;
     int own = min(int(reversed ? columns : rows) - first, part), others = reversed ? rows : columns;
-    int first_key = reversed ? first : 0, first_query = reversed ? 0 : first;
-    int some_keys = reversed ? own : columns, some_queries = reversed ? rows : own;
     float *points_tile = reinterpret_cast<float *>(memory), *scores = points_tile + scores_at;
     float *vectors = points_tile + vectors_at;
-    long long query_place = place_of(p, heads, query_batch, query_head),
-              key_place = place_of(p, heads, key_batch, key_head);
-    Matrix<Stored> queries(query, query_place, query_row, first_query, some_queries, dims);
-    Matrix<Stored> keys(key, key_place, key_row, first_key, some_keys, dims);
-    Matrix<Stored> values(value, place_of(p, heads, value_batch, value_head), value_row, first_key, some_keys,
-                          channels);
-    Matrix<Stored> grads(grad, place_of(p, heads, grad_batch, grad_head), grad_row, first_query, some_queries,
-                         channels);
-    const Matrix<Stored> &mine = reversed ? keys : queries, &yours = reversed ? queries : keys;
+    long long query_place = place_of(p, heads, query_batch, query_head);
+    long long key_place = place_of(p, heads, key_batch, key_head);
+    long long value_place = place_of(p, heads, value_batch, value_head);
+    long long grad_place = place_of(p, heads, grad_batch, grad_head);
     Points points = points_of(Matrix<Stored>(key, key_place, key_row, 0, columns, dims), dims, tau);
+    // points, and what the gradients by the scores are products of
+    Matrix<Stored> own_points(reversed ? key : query, reversed ? key_place : query_place,
+                              reversed ? key_row : query_row, first, own, dims);
+    Matrix<Stored> other_points(reversed ? query : key, reversed ? query_place : key_place,
+                                reversed ? query_row : key_row, 0, others, dims);
+    Matrix<Stored> own_vectors(reversed ? value : grad, reversed ? value_place : grad_place,
+                               reversed ? value_row : grad_row, first, own, channels);
+    Matrix<Stored> other_vectors(reversed ? grad : value, reversed ? grad_place : value_place,
+                                 reversed ? grad_row : value_row, 0, others, channels);
     Place place(own, others);
 
-    Matrix<float> results(result, (long long)p * rows * channels, channels, first_query, normalised ? some_queries : 0,
+    int first_query = reversed ? 0 : first, queries = reversed ? others : own;
+    Matrix<Stored> grads(grad, grad_place, grad_row, first_query, queries, channels);
+    Matrix<float> results(result, (long long)p * rows * channels, channels, first_query, normalised ? queries : 0,
                           channels);
+    prefetch(own_points), prefetch(other_points), prefetch(own_vectors), prefetch(other_vectors), prefetch(results);
     const float *totals = total + (long long)p * rows + first_query;
     if (grads.whole && results.whole)
         quotients<true>(grads, results, totals, normalised);
@@ -524,35 +554,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         quotients<false>(grads, results, totals, normalised);
     float sums[TM][TN];
     if (reversed) {
-        scores_of(scores, points_tile, points, mine, yours, place, sums);
+        scores_of(scores, points_tile, points, own_points, other_points, place, sums);
         __syncthreads();
         // the gradients of values are sums of scores and gradients
         float size = unit(points.numbers);
         keep(scores, place, others, sums,
              [&](float sum, int, int n) { return score_of(sum, points) * inverse[n] * size; });
-        load(vectors, grads, place.others());
+        load(vectors, other_vectors, place.others());
         __syncthreads();
-        float made[ROWS][4] = {};
-        multiply(scores, vectors, others, made);
+        float made[ROWS][4] = {}, unused[ROWS];
+        multiply(scores, vectors, others, made, unused);
         Matrix<Stored> to(grad_value, place_of(p, heads, grad_value_batch, grad_value_head), grad_value_row, first, own,
                           channels);
 #pragma unroll
         for (int i = 0; i < ROWS; ++i) to.put(own_row(i), column(), made[i]);
         __syncthreads();
-        load(scores, values, place.rows());
     } else {
         float spoilt = 0;
-        points.load(points_tile, keys, place.others(), 0.0f, spoilt);
+        points.load(points_tile, other_points, place.others(), 0.0f, spoilt);
         if constexpr (FACTORS) {
-            each(queries, own, [&](int, const Vector &x) {
+            each(own_points, own, [&](int, const Vector &x) {
                 Vector exponent = points.exponents(x);
-                for (int e = 0; e < 4; ++e) points.far |= column() + e < dims && fabsf(exponent.x[e]) > REACH;
+                for (int e = 0; e < 4; ++e) points.largest = fmaxf(points.largest, fabsf(exponent.x[e]));
             });
-            points.far = __syncthreads_or(points.far);
+            points.far = __syncthreads_or(points.largest > REACH);
         }
-        load(scores, grads, place.rows());
-        load(vectors, values, place.others());
+        load(vectors, other_vectors, place.others());
     }
+    load(scores, own_vectors, place.rows());
     __syncthreads();
     products(scores, vectors, channels, place, sums);
     __syncthreads();
@@ -561,13 +590,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         return (sum - inner[row]) * inverse[row];
     });
     // points that are not factors serve as they are
-    if constexpr (FACTORS) load(vectors, yours, place.others());
+    if constexpr (FACTORS) load(vectors, other_points, place.others());
     __syncthreads();
     Matrix<Stored> to(reversed ? grad_key : grad_query,
                       reversed ? place_of(p, heads, grad_key_batch, grad_key_head)
                                : place_of(p, heads, grad_query_batch, grad_query_head),
                       reversed ? grad_key_row : grad_query_row, first, own, dims);
-    slopes(scores, FACTORS ? vectors : points_tile, FACTORS ? STRIDE : POINTS, points_tile, others, points, mine, to);
+    slopes(scores, FACTORS ? vectors : points_tile, FACTORS ? STRIDE : POINTS, points_tile, others, points, own_points,
+           to);
 }
 
 #endif

@@ -68,6 +68,9 @@ def kernel_of(entry: str, kernel: str, dtype: torch.dtype, rows: int) -> Kernel:
         ("KERNEL", kernel.upper()),
         ("EPSILON", repr(RIESZ_EPSILON)),
         ("INPUT", TYPES[dtype]),
+        ("THREADS", _THREADS),
+        ("TM", _OWN),
+        ("TN", _OTHER),
         ("ROWS", rows),
         ("BLOCKS", 3),
     )
