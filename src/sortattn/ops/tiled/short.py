@@ -53,7 +53,7 @@ def serves(inputs: Inputs) -> bool:
         and inputs.bandwidth is None
         and not inputs.causal
         and inputs.group == 1
-        and 0 < min(rows, columns, channels)
+        and min(rows, columns, channels) > 0
         and max(rows, columns) <= _MOST
         and max(dims, channels) <= _WIDEST
         and _plan(math.prod(leading), rows, columns, inputs.kernel).size <= _SHARED
@@ -81,7 +81,7 @@ def kernel_of(entry: str, kernel: str, dtype: torch.dtype, rows: int) -> Kernel:
 def _plan(problems: int, rows: int, columns: int, kernel: str) -> _Plan:
     parts = _part(rows, columns), _part(columns, rows)
     own = next(rows for rows in ROWS if max(parts) <= rows * _GROUPS) * _GROUPS
-    stride = _FACTORS if kernel == AddLaplace.name else _STRIDE
+    stride = _stride(kernel)
     points = scores = vectors = room = 0
     for part, others in zip(parts, (columns, rows), strict=True):
         part, padded = -(-part // _OWN) * _OWN, -(-others // _OTHER) * _OTHER
@@ -94,23 +94,34 @@ def _plan(problems: int, rows: int, columns: int, kernel: str) -> _Plan:
     return _Plan(*parts, points, points + scores, 4 * (points + max(scores + vectors, room)))
 
 
+def _stride(kernel: str) -> int:
+    """Numbers of a row of points."""
+    return _FACTORS if kernel == AddLaplace.name else _STRIDE
+
+
 def _part(own: int, others: int) -> int:
     """How many own rows a block has, such that no thread has more than its scores."""
     most = min(_THREADS // -(-others // _OTHER) * _OWN, ROWS[-1] * _GROUPS)
     return -(-own // -(-own // most))
 
 
-def _laid(part: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
-    """A tensor whose rows are contiguous, and where its batches, heads and rows begin."""
-    if part.stride(-1) != 1 or part.dim() > 4:
-        part = part.contiguous()
-    *leading, row, _ = part.stride()
-    return part, (*((0, 0, *leading)[-2:] if part.dim() == 4 else (leading[-1] if leading else 0, 0)), row)
+def _laid(parts: tuple[Tensor, ...]) -> tuple[list[Tensor], list[int], list[int]]:
+    """Tensors whose rows are contiguous, where they begin, and how far batches, heads and rows are apart."""
+    tensors = [part.contiguous() if part.stride(-1) != 1 or part.dim() > 4 else part for part in parts]
+    strides = []
+    for part in tensors:
+        *leading, row, _ = part.stride()
+        strides += (*leading, row) if len(leading) == 2 else (leading[-1] if leading else 0, 0, row)
+    return tensors, [part.data_ptr() for part in tensors], strides
 
 
 def _like(part: Tensor) -> Tensor:
-    """An empty tensor in the order of `part`, if that has heads; the operator has none, and promises contiguous ones."""
-    return torch.empty_like(part) if part.dim() == 4 else part.new_empty(part.shape)
+    """An empty tensor, its heads where those of `part` lie; without heads, as the operator promises, contiguous."""
+    if part.dim() == 4:
+        like = torch.empty_like(part)
+        if like.stride(-1) == 1:
+            return like
+    return part.new_empty(part.shape)
 
 
 def _sizes(inputs: Inputs) -> tuple[int, ...]:
@@ -130,10 +141,11 @@ def forward(inputs: Inputs, gradients: bool, copied: bool) -> tuple[Tensor | Non
     single = {"dtype": torch.float32}
     copy = query.new_empty((*query.shape[:-1], channels), **single) if copied else None
     total = query.new_empty(query.shape[:-1], **single) if gradients else None
-    tensors, strides = zip(*map(_laid, (query, inputs.key, value, out)), strict=True)
+    # kept, as the launch takes nothing but addresses
+    _kept, places, strides = _laid((query, inputs.key, value, out))
     with on(query.device):
         kernel_of("short_forward", inputs.kernel, query.dtype, plan.rows)(
-            (problems * -(-rows // plan.query_part),), _THREADS, *tensors, copy, total, *sum(strides, ()),
+            (problems * -(-rows // plan.query_part),), _THREADS, *places, copy, total, *strides,
             heads, rows, columns, dims, channels, plan.query_part, plan.scores, plan.vectors, int(inputs.normalised),
             float(inputs.tau), shared=plan.size,
         )  # fmt: skip
@@ -146,11 +158,11 @@ def backward(grad: Tensor, rows: Tensor, total: Tensor, inputs: Inputs) -> tuple
     plan = _plan(problems, queries, keys, inputs.kernel)
     given = inputs.query, inputs.key, inputs.value
     gradients = tuple(map(_like, given))
-    tensors, strides = zip(*map(_laid, (*given, grad, *gradients)), strict=True)
+    _kept, places, strides = _laid((*given, grad, *gradients))
     blocks = problems * (-(-queries // plan.query_part) + -(-keys // plan.key_part))
     with on(grad.device):
         kernel_of("short_backward", inputs.kernel, inputs.query.dtype, plan.rows)(
-            (blocks,), _THREADS, *tensors[:4], rows, total, *tensors[4:], *sum(strides, ()), *sizes,
+            (blocks,), _THREADS, *places[:4], rows, total, *places[4:], *strides, *sizes,
             plan.query_part, plan.key_part, plan.scores, plan.vectors, int(inputs.normalised), float(inputs.tau),
             shared=plan.size,
         )  # fmt: skip
