@@ -5,8 +5,8 @@
 // are, in 16 bits or 32; all sums are float32. There are no atomics: the same call has the same bits.
 //
 // Set by short.py: NUMBER (float), KERNEL (a name of Kind, of an additive kernel without a table), EPSILON (of the
-// Riesz kernels), INPUT (a name of Type), THREADS, TM, TN, ROWS, BLOCKS (at least, on a multiprocessor), FORWARD for
-// the forward pass.
+// Riesz kernels), INPUT (a name of Type), MOST (rows of a head), THREADS, TM, TN, ROWS, BLOCKS (at least, on a
+// multiprocessor), FORWARD (1 for the forward pass).
 
 #include "kinds.cu"
 
@@ -14,14 +14,11 @@ enum Type { FLOAT32, FLOAT16, BFLOAT16 };
 constexpr Type TYPE = INPUT;
 constexpr bool NARROW = TYPE != FLOAT32;
 
-constexpr int COLUMNS = 16, GROUPS = THREADS / COLUMNS, OWN = GROUPS * ROWS, MOST = 128;
+constexpr int COLUMNS = 16, GROUPS = THREADS / COLUMNS, OWN = GROUPS * ROWS;
 // four more keep the rows of neighbouring threads in different banks; points may be two factors, in two halves of a row
 constexpr int WIDTH = 64, STRIDE = WIDTH + 4, POINTS = (FACTORS ? 2 * WIDTH : WIDTH) + 4;
-#if defined(FORWARD) && defined(MIX)
-constexpr bool MIXED = FACTORS;
-#else
-constexpr bool MIXED = false;
-#endif
+// of four dimensions one is left as a point, whose exponential a third pipe takes; gradients need the factors of all
+constexpr bool MIXED = FACTORS && FORWARD;
 // loads of a thread that are on their way at a time
 constexpr int BATCH = 6;
 
@@ -102,18 +99,6 @@ template <class N> struct Matrix {
                 if (column + e < width) to[e] = raw.x[e];
     }
 };
-
-#ifdef PREFETCH
-inline void fetch_line(const void *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
-template <class N> inline void prefetch(const Matrix<N> &matrix) {
-    for (int i = threadIdx.x; i < matrix.count; i += THREADS) {
-        fetch_line(matrix.start + i * matrix.stride);
-        if (sizeof(N) == 4) fetch_line(matrix.start + i * matrix.stride + 32);
-    }
-}
-#else
-template <class N> inline void prefetch(const Matrix<N> &) {}
-#endif
 
 // the four columns of a thread, the same whatever it does
 inline int column() { return threadIdx.x % COLUMNS * 4; }
@@ -217,8 +202,9 @@ struct Points {
         for (int e = 0; e < 4; ++e) found.x[e] = (x.x[e] - origin.x[e]) * numbers.rate;
         return found;
     }
-    // rows as the scores want them; `beyond` is what a dimension that is not there has
-    void load(float *tile, const Matrix<Stored> &matrix, int rows, float beyond, float &spoilt) {
+    // Rows as the scores want them; OTHER ones are far away in dimensions that are not there. What is no number makes
+    // `spoilt` one too.
+    template <bool OTHER> void load(float *tile, const Matrix<Stored> &matrix, int rows, float &spoilt) {
         each(matrix, rows, [&](int row, const Vector &x) {
             Vector found = x;
 #pragma unroll
@@ -231,22 +217,25 @@ struct Points {
                     largest = fmaxf(largest, fabsf(exponent.x[e]));
                     found.x[e] = inside ? power_of_two(exponent.x[e]) : 0.0f;
                     minus.x[e] = inside ? power_of_two(-exponent.x[e]) : 0.0f;
+                    if (MIXED && e == 3) found.x[e] = inside ? exponent.x[e] : OTHER ? infinity() : 0.0f;
                 }
-                if (MIXED) found.x[3] = column() + 3 < dims ? exponent.x[3] : beyond ? infinity() : 0.0f;
                 *reinterpret_cast<Vector *>(tile + row * POINTS + WIDTH + column()) = minus;
             }
             if constexpr (KIND == ADD_BUMP)
 #pragma unroll
-                for (int e = 0; e < 4; ++e) found.x[e] = column() + e < dims ? x.x[e] * numbers.scale : beyond;
+                for (int e = 0; e < 4; ++e)
+                    // the edge is below one
+                    found.x[e] = column() + e < dims ? x.x[e] * numbers.scale : OTHER ? 4.0f : 0.0f;
             *reinterpret_cast<Vector *>(tile + row * POINTS + column()) = found;
         });
     }
     // the same where factors do not serve
-    void load_far(float *tile, const Matrix<Stored> &matrix, int rows, float beyond) const {
+    template <bool OTHER> void load_far(float *tile, const Matrix<Stored> &matrix, int rows) const {
         each(matrix, rows, [&](int row, const Vector &x) {
             Vector found = x;
 #pragma unroll
-            for (int e = 0; e < 4; ++e) found.x[e] = column() + e < dims ? x.x[e] : beyond;
+            for (int e = 0; e < 4; ++e)
+                if (OTHER && column() + e >= dims) found.x[e] = infinity();
             *reinterpret_cast<Vector *>(tile + row * POINTS + column()) = found;
         });
     }
@@ -256,9 +245,8 @@ struct Points {
 inline bool scores_of(float *own, float *other, Points &points, const Matrix<Stored> &mine,
                       const Matrix<Stored> &others, const Place &place, float (&sums)[TM][TN]) {
     float spoilt = 0;
-    points.load(own, mine, place.rows(), 0.0f, spoilt);
-    // far from all own points, of the scale that the edge has
-    points.load(other, others, place.others(), 4.0f, spoilt);
+    points.load<false>(own, mine, place.rows(), spoilt);
+    points.load<true>(other, others, place.others(), spoilt);
     bool bad = __syncthreads_or(spoilt != 0);
     int columns = (points.dims + 3) / 4 * 4;
     if constexpr (FACTORS) {
@@ -274,8 +262,8 @@ inline bool scores_of(float *own, float *other, Points &points, const Matrix<Sto
             pairs<2>(own, other, POINTS, columns, place, sums, add);
             return bad;
         }
-        points.load_far(own, mine, place.rows(), 0.0f);
-        points.load_far(other, others, place.others(), infinity());
+        points.load_far<false>(own, mine, place.rows());
+        points.load_far<true>(other, others, place.others());
         __syncthreads();
     }
     pairs<1>(own, other, POINTS, columns, place, sums, [&](float &sum, const Vector *own, const Vector *other) {
@@ -423,7 +411,7 @@ inline Points points_of(const Matrix<Stored> &keys, int dims, double tau) {
 // as in normalise.py
 inline float reciprocal(float total) { return fabsf(total) < 0x1p-126f ? 0.0f : 1 / total; }
 
-#ifdef FORWARD
+#if FORWARD
 
 // A block has `part` queries. `out` or `copy`, which is float32, may be null; so may `total`.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -442,7 +430,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     Matrix<Stored> values(value, place_of(p, heads, value_batch, value_head), value_row, 0, columns, channels);
     Points points = points_of(keys, dims, tau);
     Place place(own, columns);
-    prefetch(queries), prefetch(keys), prefetch(values);
     float sums[TM][TN], spoilt = 0;
     bool bad = scores_of(scores, points_tile, points, queries, keys, place, sums);
     __syncthreads();
@@ -546,7 +533,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     Matrix<Stored> grads(grad, grad_place, grad_row, first_query, queries, channels);
     Matrix<float> results(result, (long long)p * rows * channels, channels, first_query, normalised ? queries : 0,
                           channels);
-    prefetch(own_points), prefetch(other_points), prefetch(own_vectors), prefetch(other_vectors), prefetch(results);
     const float *totals = total + (long long)p * rows + first_query;
     if (grads.whole && results.whole)
         quotients<true>(grads, results, totals, normalised);
@@ -571,7 +557,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         __syncthreads();
     } else {
         float spoilt = 0;
-        points.load(points_tile, other_points, place.others(), 0.0f, spoilt);
+        points.load<true>(points_tile, other_points, place.others(), spoilt);
         if constexpr (FACTORS) {
             each(own_points, own, [&](int, const Vector &x) {
                 Vector exponent = points.exponents(x);

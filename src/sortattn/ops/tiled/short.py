@@ -15,31 +15,45 @@ from .inputs import Inputs
 NAMES = (AddRiesz.name, AddLaplace.name, AddBump.name)
 TYPES = {torch.float32: "FLOAT32", torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16"}
 _SOURCE = Path(__file__).with_name("short.cu")
-# rows of a head, and columns
-_MOST, _WIDEST = 128, 64
-_THREADS = 192
-# own rows and others of a thread that makes scores; groups of threads that share rows, and own rows of such a group
-_OWN, _OTHER = 4, 6
-_GROUPS, ROWS = 12, (3, 6)
+# rows of a head, and columns; beyond 96 rows the other kernels are about as fast
+_MOST, _WIDEST = 96, 64
+# heads that leave multiprocessors without a block
+_FEW = 132
 # numbers of a row in shared memory, four of them unused
 _STRIDE, _FACTORS = 68, 132
 # bytes of shared memory that a block may have on any device
 _SHARED = 98 << 10
 
 
+class Shape(NamedTuple):
+    """The threads of a block, and what each of them has: so many own rows and others of which it makes the scores.
+
+    Sixteen threads share some own rows of a sum, as few as there may be in `rows`.
+    """
+
+    threads: int
+    own: int
+    others: int
+    rows: tuple[int, int]
+
+    @property
+    def groups(self) -> int:
+        """How many times sixteen threads there are."""
+        return self.threads // 16
+
+
 class _Plan(NamedTuple):
-    """How queries, or keys, are shared out among blocks, and where these have what in shared memory, in numbers."""
+    """How queries and keys are shared out among blocks, and where these have what in shared memory, in numbers."""
 
     query_part: int
     key_part: int
+    threads: int
+    # of a thread
+    rows: int
     scores: int
     vectors: int
+    # in bytes
     size: int
-
-    @property
-    def rows(self) -> int:
-        """Of a thread."""
-        return next(rows for rows in ROWS if max(self.query_part, self.key_part) <= rows * _GROUPS)
 
 
 def serves(inputs: Inputs) -> bool:
@@ -56,42 +70,51 @@ def serves(inputs: Inputs) -> bool:
         and min(rows, columns, channels) > 0
         and max(rows, columns) <= _MOST
         and max(dims, channels) <= _WIDEST
-        and _plan(math.prod(leading), rows, columns, inputs.kernel).size <= _SHARED
+        and _plan(math.prod(leading), rows, columns, inputs.kernel, inputs.query.dtype).size <= _SHARED
     )
+
+
+def shape_of(kernel: str, dtype: torch.dtype) -> Shape:
+    """The shape of blocks; a bump in float32 looks for ties beside its sums, and takes more registers for that."""
+    if kernel == AddBump.name and dtype == torch.float32:
+        return Shape(128, 6, 6, (4, 9))
+    return Shape(192, 4, 6, (3, 6))
 
 
 @lru_cache
 def kernel_of(entry: str, kernel: str, dtype: torch.dtype, rows: int) -> Kernel:
     """`short_forward` or `short_backward`, with so many own rows of a thread."""
+    shape = shape_of(kernel, dtype)
     defines = (
         ("NUMBER", "float"),
         ("KERNEL", kernel.upper()),
         ("EPSILON", repr(RIESZ_EPSILON)),
         ("INPUT", TYPES[dtype]),
-        ("THREADS", _THREADS),
-        ("TM", _OWN),
-        ("TN", _OTHER),
+        ("MOST", _MOST),
+        ("THREADS", shape.threads),
+        ("TM", shape.own),
+        ("TN", shape.others),
         ("ROWS", rows),
         ("BLOCKS", 3),
+        ("FORWARD", int(entry == "short_forward")),
     )
-    return Kernel(_SOURCE, entry, (*defines, ("FORWARD", 1)) if entry == "short_forward" else defines)
+    return Kernel(_SOURCE, entry, defines)
 
 
 @lru_cache(maxsize=1024)
-def _plan(problems: int, rows: int, columns: int, kernel: str) -> _Plan:
-    parts = _part(rows, columns), _part(columns, rows)
-    own = next(rows for rows in ROWS if max(parts) <= rows * _GROUPS) * _GROUPS
-    stride = _stride(kernel)
+def _plan(problems: int, rows: int, columns: int, kernel: str, dtype: torch.dtype) -> _Plan:
+    shape, stride = shape_of(kernel, dtype), _stride(kernel)
+    parts = _part(shape, problems, rows, columns), _part(shape, problems, columns, rows)
+    own = next(own for own in shape.rows if max(parts) <= own * shape.groups)
     points = scores = vectors = room = 0
     for part, others in zip(parts, (columns, rows), strict=True):
-        part, padded = -(-part // _OWN) * _OWN, -(-others // _OTHER) * _OTHER
+        part, padded = -(-part // shape.own) * shape.own, -(-others // shape.others) * shape.others
         points = max(points, padded * stride)
-        scores = max(scores, others * own, part * _STRIDE)
+        # own vectors lie where scores come later, own points there and where other vectors come later
+        scores = max(scores, others * own * shape.groups, part * _STRIDE)
         vectors = max(vectors, padded * _STRIDE)
-        # own points lie where scores and vectors come later
         room = max(room, part * stride)
-    scores = -(-scores // 4) * 4
-    return _Plan(*parts, points, points + scores, 4 * (points + max(scores + vectors, room)))
+    return _Plan(*parts, shape.threads, own, points, points + scores, 4 * (points + max(scores + vectors, room)))
 
 
 def _stride(kernel: str) -> int:
@@ -99,10 +122,13 @@ def _stride(kernel: str) -> int:
     return _FACTORS if kernel == AddLaplace.name else _STRIDE
 
 
-def _part(own: int, others: int) -> int:
+def _part(shape: Shape, problems: int, own: int, others: int) -> int:
     """How many own rows a block has, such that no thread has more than its scores."""
-    most = min(_THREADS // -(-others // _OTHER) * _OWN, ROWS[-1] * _GROUPS)
-    return -(-own // -(-own // most))
+    most = min(shape.threads // -(-others // shape.others) * shape.own, shape.rows[-1] * shape.groups)
+    parts = -(-own // most)
+    if problems < _FEW and own > shape.rows[0] * shape.groups:
+        parts = max(parts, 2)
+    return -(-own // parts)
 
 
 def _laid(parts: tuple[Tensor, ...]) -> tuple[list[Tensor], list[int], list[int]]:
@@ -136,7 +162,7 @@ def forward(inputs: Inputs, gradients: bool, copied: bool) -> tuple[Tensor | Non
     """The rows in the inputs' own type; with `gradients` the sums of ones; None; with `copied` the rows in float32."""
     heads, problems, rows, columns, dims, channels = _sizes(inputs)
     query, value = inputs.query, inputs.value
-    plan = _plan(problems, rows, columns, inputs.kernel)
+    plan = _plan(problems, rows, columns, inputs.kernel, query.dtype)
     out = _like(query) if channels == dims else query.new_empty((*query.shape[:-1], channels))
     single = {"dtype": torch.float32}
     copy = query.new_empty((*query.shape[:-1], channels), **single) if copied else None
@@ -145,7 +171,7 @@ def forward(inputs: Inputs, gradients: bool, copied: bool) -> tuple[Tensor | Non
     _kept, places, strides = _laid((query, inputs.key, value, out))
     with on(query.device):
         kernel_of("short_forward", inputs.kernel, query.dtype, plan.rows)(
-            (problems * -(-rows // plan.query_part),), _THREADS, *places, copy, total, *strides,
+            (problems * -(-rows // plan.query_part),), plan.threads, *places, copy, total, *strides,
             heads, rows, columns, dims, channels, plan.query_part, plan.scores, plan.vectors, int(inputs.normalised),
             float(inputs.tau), shared=plan.size,
         )  # fmt: skip
@@ -155,14 +181,14 @@ def forward(inputs: Inputs, gradients: bool, copied: bool) -> tuple[Tensor | Non
 def backward(grad: Tensor, rows: Tensor, total: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of query, key and value; `rows` are those of the output in float32, contiguous as `total` is."""
     sizes = heads, problems, queries, keys, *_ = _sizes(inputs)
-    plan = _plan(problems, queries, keys, inputs.kernel)
+    plan = _plan(problems, queries, keys, inputs.kernel, grad.dtype)
     given = inputs.query, inputs.key, inputs.value
     gradients = tuple(map(_like, given))
     _kept, places, strides = _laid((*given, grad, *gradients))
     blocks = problems * (-(-queries // plan.query_part) + -(-keys // plan.key_part))
     with on(grad.device):
         kernel_of("short_backward", inputs.kernel, inputs.query.dtype, plan.rows)(
-            (blocks,), _THREADS, *places[:4], rows, total, *places[4:], *strides, *sizes,
+            (blocks,), plan.threads, *places[:4], rows, total, *places[4:], *strides, *sizes,
             plan.query_part, plan.key_part, plan.scores, plan.vectors, int(inputs.normalised), float(inputs.tau),
             shared=plan.size,
         )  # fmt: skip
