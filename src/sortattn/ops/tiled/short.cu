@@ -214,7 +214,8 @@ struct Points {
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     bool inside = column() + e < dims;
-                    largest = fmaxf(largest, fabsf(exponent.x[e]));
+                    // the zeros beyond the last row may be farther away than any point
+                    if (row < matrix.count) largest = fmaxf(largest, fabsf(exponent.x[e]));
                     found.x[e] = inside ? power_of_two(exponent.x[e]) : 0.0f;
                     minus.x[e] = inside ? power_of_two(-exponent.x[e]) : 0.0f;
                     if (MIXED && e == 3) found.x[e] = inside ? exponent.x[e] : OTHER ? infinity() : 0.0f;
@@ -413,7 +414,7 @@ inline float reciprocal(float total) { return fabsf(total) < 0x1p-126f ? 0.0f : 
 
 #if FORWARD
 
-// A block has `part` queries. `out` or `copy`, which is float32, may be null; so may `total`.
+// A block has `part` queries. `copy`, the same rows in float32, may be null, and so may `total`.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     short_forward(const Stored *query, const Stored *key, const Stored *value, Stored *out, float *copy, float *total,
                   long long query_batch, long long query_head, long long query_row, long long key_batch,
@@ -450,7 +451,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 
     float made[ROWS][4] = {}, totals[ROWS] = {};
     multiply(scores, vectors, columns, made, totals);
-    Matrix<Stored> results(out, place_of(p, heads, out_batch, out_head), out_row, first, out ? own : 0, channels);
+    Matrix<Stored> results(out, place_of(p, heads, out_batch, out_head), out_row, first, own, channels);
     Matrix<float> copies(copy, (long long)p * rows * channels, channels, first, copy ? own : 0, channels);
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
@@ -548,7 +549,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
              [&](float sum, int, int n) { return score_of(sum, points) * inverse[n] * size; });
         load(vectors, other_vectors, place.others());
         __syncthreads();
-        float made[ROWS][4] = {}, unused[ROWS];
+        float made[ROWS][4] = {}, unused[ROWS] = {};
         multiply(scores, vectors, others, made, unused);
         Matrix<Stored> to(grad_value, place_of(p, heads, grad_value_batch, grad_value_head), grad_value_row, first, own,
                           channels);
