@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import torch
 
 from sortattn.cli import main
 from sortattn.experiments.capacity import loss as dense_loss
+from sortattn.experiments.checkpoint import Checkpoint
 from sortattn.experiments.recall import command, training
 from sortattn.experiments.recall.command import Row, best, loss_table, make_batches
 from sortattn.experiments.recall.plot import draw
@@ -223,13 +224,19 @@ def test_a_finished_run_trains_nothing_again_unless_fresh(whole, monkeypatch, ca
         main(["recall", "--smoke", "--threads", "1", "--out", str(whole), "--fresh"])
 
 
-@pytest.mark.parametrize("content", [b"", b"no checkpoint", None], ids=["empty", "text", "another-plan"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"no checkpoint", [1], {"plan": None, "state": {}}, None],
+    ids=["empty", "text", "list", "no-plan", "another-plan"],
+)
 def test_a_checkpoint_that_does_not_fit_is_refused_and_named(tmp_path, capsys, content):
     path = tmp_path / "recall.add_bump-3.checkpoint"
     if content is None:
         torch.save({"plan": {"kernel": "add_bump", "sizes": [3], "seeds": 9}, "state": {}}, path)
-    else:
+    elif isinstance(content, bytes):
         path.write_bytes(content)
+    else:
+        torch.save(content, path)
     arguments = ["recall", "--smoke", "--threads", "1", "--out", str(tmp_path)]
     assert main(arguments) == 2
     message = capsys.readouterr().err
@@ -238,6 +245,24 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_named(tmp_path, capsys, c
     if content is None:
         assert "seeds=9, this one has seeds=2" in message
         assert main([*arguments, "--fresh"]) == 0
+
+
+def test_a_checkpoint_with_wrong_numbers_in_it_is_refused(tmp_path, capsys):
+    path = tmp_path / "recall.add_bump-3.checkpoint"
+    batch = Batch("add_bump", (3,), 2, 4, "cpu")
+    plan = {**asdict(batch), "sizes": [3], "most_steps": 200}
+    checkpoint = Checkpoint(path, plan, every=0.0)
+    state = start(batch)
+    checkpoint.save({"tensors": state, "seconds": [0.0, 0.0]})
+    assert torch.equal(checkpoint.load()["tensors"]["tokens"], state["tokens"])
+    content = path.read_bytes()
+    numbers = state["tokens"].numpy().tobytes()
+    assert content.count(numbers) == 1
+    path.write_bytes(content.replace(numbers, bytes(len(numbers))))
+    assert main(["recall", "--smoke", "--threads", "1", "--out", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert f"{path.name} is no checkpoint (the checksum of" in message
+    assert "--fresh" in message
 
 
 def test_a_checkpoint_runs_no_code(tmp_path, capsys):
