@@ -12,7 +12,7 @@ TITLE = "sortattn: results"
 # where a checkout keeps results, and where the commands leave theirs
 FOLDERS = (
     "benchmarks/results",
-    *(f"sortattn-{name}" for name in ("bench", "demo", "recall", "mqar", "text", "vision")),
+    *(f"sortattn-{name}" for name in ("bench", "demo", "grid", "recall", "mqar", "text", "vision")),
 )
 
 
@@ -40,5 +40,6 @@ def find(places: list[Path] | None) -> list[Path]:
     for place in places:
         if not place.exists():
             raise CommandError(f"{place} is not there; expected a results file or a folder of them")
-        files += sorted(place.glob("*.csv")) if place.is_dir() else [place]
+        # by the names without the ending, so that variants of a run come after it
+        files += sorted(place.glob("*.csv"), key=lambda path: path.stem) if place.is_dir() else [place]
     return list(dict.fromkeys(files))
