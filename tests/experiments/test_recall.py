@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from argparse import Namespace
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
@@ -192,6 +194,32 @@ def test_an_interrupted_run_ends_with_130_and_continues_to_bitwise_the_same_rows
     assert main(arguments) == 0
     assert without_time(rows_of(tmp_path)) == without_time(rows_of(whole))
     assert not list(tmp_path.glob("*.checkpoint"))
+
+
+def test_a_full_disk_is_a_message_and_the_same_command_continues(whole, tmp_path, monkeypatch, capsys):
+    def full(self, state):
+        raise OSError(28, "No space left on device")
+
+    arguments = ["recall", "--smoke", "--threads", "1", "--out", str(tmp_path)]
+    monkeypatch.setattr(Checkpoint, "save", full)
+    assert main(arguments) == 2
+    assert "No space left on device; 0 rows are in" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert main(arguments) == 0
+    assert without_time(rows_of(tmp_path)) == without_time(rows_of(whole))
+
+
+def test_the_bar_shows_the_loss_of_now(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(command, "progress", lambda total: nullcontext(lambda text, steps: shown.append((text, steps))))
+    assert main(["recall", "--smoke", "--threads", "1", "--out", str(tmp_path)]) == 0
+    found = [re.fullmatch(r"relu N=9 loss (\S+)", text) for text, _ in shown]
+    losses = [float(match[1]) for match in found if match]
+    # after every stride, and falling to the bound
+    assert len(losses) == 10
+    assert losses[0] > losses[-1] >= 5.0
+    # runs that end early are counted in full
+    assert sum(steps for _, steps in shown) == 6 * 200
 
 
 @pytest.mark.parametrize("stop", [20, 40, 100])

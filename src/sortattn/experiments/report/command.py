@@ -4,7 +4,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from ...errors import CommandError
-from ...files import replacing
+from ...files import check_writable, replacing
 from .page import page
 from .sections import kernels, machines, of_file
 
@@ -20,6 +20,7 @@ def report(options: Namespace) -> int:
     """Writes the page and says what is on it; returns 0."""
     files = find(options.results)
     target = options.out / f"{options.name}.html"
+    check_writable(target)
     found = sorted((of_file(path) for path in files), key=lambda pair: pair[0])
     sections = [kernels(), *(section for _, section in found), machines(files)]
     with replacing(target) as draft:
