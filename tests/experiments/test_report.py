@@ -13,17 +13,24 @@ from xml.etree import ElementTree
 import pytest
 
 from sortattn.bench.machine import this_machine
+from sortattn.bench.paper import plot as paper_plot
+from sortattn.bench.paper.run import PaperRow
 from sortattn.cli import _parser, main
+from sortattn.experiments.mqar import command as mqar
+from sortattn.experiments.mqar import plot as mqar_plot
+from sortattn.experiments.recall import command as recall
+from sortattn.experiments.recall import plot as recall_plot
 from sortattn.experiments.report.command import FOLDERS
 from sortattn.experiments.report.page import Section, page
 from sortattn.experiments.text import pareto
 from sortattn.experiments.vision import results as vision
-from sortattn.records import write
+from sortattn.records import read, write
 
 from .. import browser
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
+FIGURES = {"recall-h200": recall.Row, "mqar-h200": mqar.Row, "h200-paper": PaperRow}
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 
 
@@ -157,6 +164,28 @@ def test_the_report_in_the_documents_is_of_the_committed_results(tmp_path):
         for folder in (tmp_path, ROOT / "docs")
     )
     assert here == there, "run `make report`"
+
+
+def drawings():
+    """The committed figures of the experiments, drawn anew."""
+    rows = {name: read(RESULTS / f"{name}.csv", kind) for name, kind in FIGURES.items()}
+    yield "recall-h200", recall_plot.draw(rows["recall-h200"], recall.conditions(rows["recall-h200"]))
+    yield "mqar-h200", mqar_plot.draw(rows["mqar-h200"], mqar.conditions(rows["mqar-h200"]))
+    yield "h200-paper", paper_plot.draw(rows["h200-paper"])
+
+
+def test_the_committed_figures_are_of_the_committed_rows(tmp_path):
+    import matplotlib
+    from matplotlib.image import imread
+
+    for name, figure in drawings():
+        committed = RESULTS / f"{name}.png"
+        if f"Matplotlib version{matplotlib.__version__},".encode() not in committed.read_bytes():
+            pytest.skip("drawn with another version of matplotlib")
+        figure.savefig(tmp_path / f"{name}.png")
+        here, there = (imread(path) for path in (tmp_path / f"{name}.png", committed))
+        assert here.shape == there.shape
+        assert abs(here - there).max() < 0.01, f"{committed} is older than its rows or the code that draws it"
 
 
 def test_results_that_the_commands_left_here_are_found(tmp_path, monkeypatch, capsys):
