@@ -321,6 +321,10 @@ def test_the_figure_shows_the_best_seed_the_bounds_and_the_capacities(whole):
     assert [2.0, 5.0] in [list(line.get_ydata()) for line in axes.get_lines()]
     assert [4.0, 4.0] in [list(line.get_xdata()) for line in axes.get_lines()]
     assert axes.get_yscale() == "log"
+    (name,) = axes.texts
+    assert name.get_text() == "relu"
+    # no line crosses the name
+    assert name.get_window_extent().y0 > axes.get_window_extent().y1
 
 
 def test_without_matplotlib_the_rows_are_there_and_the_extra_is_named(whole, tmp_path, monkeypatch, capsys):
@@ -359,6 +363,23 @@ def test_the_committed_run_shows_what_the_document_says_of_it(committed):
     assert all(loss["dpfp_123", n] < TARGET for n in sizes if n <= 300)
     assert loss["dpfp_123", 380] == pytest.approx(6, abs=0.1)
     assert [loss["dpfp_123", n] for n in (500, 600)] == pytest.approx([116, 216], abs=0.1)
+    assert sum(row.final_loss > 1e16 for row in committed if row.kernel == "tri") == 8
+    lost = [row for row in committed if row.kernel == "add_laplace" and row.final_loss > row.n]
+    assert [(row.n, round(row.lowest_loss), round(row.final_loss)) for row in lost] == [(500, 4, 503), (600, 26, 603)]
+    assert 180 <= max(row.seconds for row in committed) < 190
+
+
+def test_with_gradients_of_the_whole_loss_the_committed_run_shows_what_the_document_says():
+    rows = read(ROOT / "benchmarks" / "results" / "recall-h200-whole.csv", Row)
+    assert {(row.kernel, row.gradient, row.head_dim, row.most_steps) for row in rows} == {
+        ("add_laplace", "whole", 64, 120_000)
+    }
+    early = [row for row in rows if row.n <= 100]
+    assert all(row.lowest_loss < TARGET and 4_000 < row.steps < 21_000 for row in early)
+    assert sum(row.lowest_loss < TARGET for row in rows if row.n == 120) == 1
+    loss = {n: row.lowest_loss for (_, n), row in best(rows).items()}
+    assert (round(loss[140], 1), round(loss[600], 1)) == (0.5, 2.0)
+    assert all(row.final_loss > row.n for row in rows if row.n >= 140)
 
 
 def test_wrong_wishes_are_refused(tmp_path, capsys):
