@@ -20,7 +20,7 @@ from sortattn.experiments.checkpoint import Checkpoint
 from sortattn.experiments.recall import command, training
 from sortattn.experiments.recall.command import Row, best, loss_table, make_batches
 from sortattn.experiments.recall.plot import draw
-from sortattn.experiments.recall.training import PARAMETERS, RATE, TARGET, TRAINED, Batch, Trainer, losses, start
+from sortattn.experiments.recall.training import PARAMETERS, TARGET, TRAINED, Batch, Trainer, losses, start
 from sortattn.kernels import KERNELS
 from sortattn.records import read, write
 
@@ -72,7 +72,7 @@ def test_a_step_is_torchs_adam(whole):
     state = start(batch)
     twins = [state[name].clone().requires_grad_() for name in PARAMETERS]
     groups = [{"params": twins[:1], "eps": 1e-4}, {"params": twins[1:], "eps": 1e-3}]
-    optimizer = torch.optim.Adam(groups, lr=RATE)
+    optimizer = torch.optim.Adam(groups, lr=0.03)
     for _ in range(10):
         optimizer.zero_grad()
         (losses(KERNELS["gauss"], *twins, None).sum() / (1 if whole else 6)).backward()
@@ -90,6 +90,16 @@ def test_it_starts_from_normal_tokens_that_are_the_same_for_every_kernel_and_fro
     assert one["tokens"].std() == pytest.approx(1, abs=0.1)
     assert torch.equal(one["query_map"][1], torch.eye(8))
     assert torch.equal(one["key_map"][0], torch.eye(8))
+
+
+def test_the_experiment_is_the_papers_unless_told_otherwise(monkeypatch):
+    seen = []
+    monkeypatch.setattr(command, "recall", lambda options: seen.append(options) or 0)
+    main(["recall"])
+    (options,) = seen
+    assert (options.head_dim, options.steps, options.seeds, options.kernel) == (64, 120_000, 3, list(KERNELS))
+    assert options.sizes == [20, 40, 60, 100, 120, 140, 200, 300, 380, 400, 500, 600]
+    assert TARGET == 1e-4
 
 
 def test_a_run_below_the_target_stands_still_while_the_others_go_on(monkeypatch):
