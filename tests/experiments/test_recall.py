@@ -254,6 +254,30 @@ def test_a_stop_at_any_stride_changes_no_bit(whole, tmp_path, stop, monkeypatch)
     assert len(starts) < 6
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_stop_on_a_gpu_changes_no_bit(tmp_path, monkeypatch):
+    from sortattn.experiments.recall.gpu import GpuTrainer
+
+    honest = GpuTrainer.advance
+
+    def stopping(self, steps):
+        if int(self.state["time"]) == 80:
+            raise KeyboardInterrupt
+        honest(self, steps)
+
+    arguments = ["recall", "--smoke", "--device", "cuda", "--threads", "1", "--out"]
+    monkeypatch.setattr(command, "GPU_STRIDE", 40)
+    assert main([*arguments, str(tmp_path / "whole")]) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(GpuTrainer, "advance", stopping)
+        assert main([*arguments, str(tmp_path / "stopped")]) == 130
+    assert list((tmp_path / "stopped").glob("recall.*.checkpoint"))
+    assert main([*arguments, str(tmp_path / "stopped")]) == 0
+    whole, stopped = (without_time(rows_of(tmp_path / name)) for name in ("whole", "stopped"))
+    assert stopped == whole
+
+
 def test_a_finished_run_trains_nothing_again_unless_fresh(whole, monkeypatch, capsys):
     monkeypatch.setattr(command, "train", lambda *args: pytest.fail("trained again"))
     assert main(["recall", "--smoke", "--threads", "1", "--out", str(whole)]) == 0
