@@ -5,6 +5,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from .errors import CommandError
+
+
+def check_writable(path: Path) -> None:
+    """CommandError if no file can be written there, before the work that would fill it; makes no folder."""
+    place = next(folder for folder in path.absolute().parents if folder.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise CommandError(f"{path} cannot be written: expected a folder with leave to write, got {place}")
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from ..arguments import count, seconds
+from ..arguments import count, rate, seconds
 from ..kernels import KERNELS
 from ..table import STYLES
 
@@ -93,7 +93,7 @@ def _add_mqar(commands) -> None:
     command.add_argument("--pairs", type=count, nargs="+", default=[4, 8, 16, 32, 64], help="default: 4 8 16 32 64")
     command.add_argument("--width", type=count, nargs="+", default=[32, 64, 128], help="default: 32 64 128")
     command.add_argument(
-        "--rate", type=float, nargs="+", default=[1e-3, 3e-3, 1e-2], help="learning rates, default: 0.001 0.003 0.01"
+        "--rate", type=rate, nargs="+", default=[1e-3, 3e-3, 1e-2], help="learning rates, default: 0.001 0.003 0.01"
     )
     command.add_argument("--heads", type=count, default=1, help="default: %(default)s")
     command.add_argument("--vocabulary", type=count, default=8192, help="default: %(default)s")

@@ -2,11 +2,13 @@
 
 import re
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
 from sortattn.bench import cases
 from sortattn.bench.cases import BOTH, FORWARD, Case, Settings, make_call, make_inputs
+from sortattn.bench.crossover import crossover
 from sortattn.bench.machine import Machine
 from sortattn.bench.paper import methods, run
 from sortattn.bench.paper.methods import SOFTMAX_METHODS, usable_methods
@@ -25,6 +27,7 @@ from sortattn.bench.paper.tables import (
 from sortattn.cli import main
 from sortattn.records import Records, read
 
+ROOT = Path(__file__).parents[3]
 SETTINGS = Settings(batch=1, heads=1, head_dim=8, value_dim=8)
 MACHINE = Machine("Linux", "Some CPU", "", "3.12.1", "2.13.0", "0.68.1", "0.1.0")
 COMMON = {**asdict(SETTINGS), **asdict(MACHINE)}
@@ -201,6 +204,78 @@ def test_the_plot_shows_both_machines_with_their_slopes(rows):
     assert "FLASH16, RTX 5090 (slope 1.98)" in labels
     assert len(both.get_lines()) == 2 + 7
     assert (forward.get_xscale(), forward.get_yscale()) == ("log", "log")
+
+
+# the committed tables
+
+
+@pytest.fixture(scope="module")
+def committed():
+    return read(ROOT / "benchmarks" / "results" / "h200-paper.csv", PaperRow)
+
+
+def test_the_committed_tables_are_the_papers(committed):
+    assert {(row.batch, row.heads, row.head_dim, row.value_dim, row.causal) for row in committed} == {
+        (4, 12, 64, 64, False)
+    }
+    # fewer only where fifteen calls take longer than ten seconds
+    assert all((row.runs, row.warm_ups) == (10, 5) or (row.runs >= 3 and row.mean_ms > 1e4 / 15) for row in committed)
+    assert all(row.memory_bytes > 0 for row in committed)
+    for passes in (FORWARD, BOTH):
+        columns = measured(committed, passes)
+        for kernel in ("add_laplace", "add_bump", "add_riesz"):
+            for method in ("SORTED", "GRID16"):
+                assert sorted(columns[kernel, method]) == list(methods.PAPER_SIZES)
+        short = {"MEM_EFF32", "MEM_EFF16"} if passes == BOTH else set()
+        for method in ("MEM_EFF32", "MEM_EFF16", "FLASH16", "CUDNN16"):
+            sizes = methods.PAPER_SIZES[:-1] if method in short else methods.PAPER_SIZES
+            assert sorted(columns["softmax", method]) == list(sizes)
+
+
+def test_the_document_says_what_the_committed_tables_show(committed):
+    text = " ".join((ROOT / "docs" / "experiments.md").read_text().split())
+    forward, both = (measured(committed, passes) for passes in (FORWARD, BOTH))
+
+    def points(columns, method, softmax):
+        found = (
+            crossover(columns["softmax", softmax], columns[kernel, method])
+            for kernel in ("add_laplace", "add_riesz", "add_bump")
+        )
+        return [f"{point:,.0f}" for point in found]
+
+    one, two, three = points(forward, "SORTED", "MEM_EFF32")
+    assert f"float32 from N = {one} (`add_laplace`), {two} (`add_riesz`) and {three} (`add_bump`) on, forward" in text
+    one, two, three = points(both, "SORTED", "MEM_EFF32")
+    assert f"from {one}, {two} and {three} forward and backward" in text
+    one, two, three = points(forward, "SORTED", "CUDNN16")
+    assert f"than cuDNN in float16 from {one}, {two} and {three}." in text
+    one, two, three = points(forward, "GRID16", "CUDNN16")
+    assert f"faster than cuDNN, both in float16, from {one}, {two} and {three} on." in text
+    slopes = [slope(column) for columns in (forward, both) for key, column in columns.items() if key[1] == "SORTED"]
+    assert f"{min(slopes):.2f} to {max(slopes):.2f} for `sorted`" in text
+    here, there = (columns["add_riesz", "SORTED"][16384] for columns in (forward, both))
+    assert f"`add_riesz` takes {here:.1f} instead of 16.9 ms at 16,384 and {there:.1f} instead of 50" in text
+
+
+def test_the_readme_shows_the_committed_times(committed):
+    """Every number of its two tables of the H200 is that of the row, rounded as it is written."""
+    text = (ROOT / "README.md").read_text()
+    exact = text[text.index("| N | softmax (SDPA, memory efficient)") :].split("\n\n")[0]
+    grid = text[text.index("| N | softmax (cuDNN)") :].split("\n\n")[0]
+    times = {(row.kernel, row.method, row.n, row.passes): row.mean_ms for row in committed}
+    checked = 0
+    for table, softmax in ((exact, "MEM_EFF32"), (grid, "CUDNN16")):
+        for line in table.splitlines()[2:]:
+            size, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+            n = int(size.replace(",", ""))
+            ours = "GRID16" if table is grid else "TILED" if n <= 1024 else "SORTED"
+            columns = [("softmax", softmax), *((kernel, ours) for kernel in ("add_riesz", "add_laplace", "add_bump"))]
+            for column, cell in zip(columns, cells, strict=True):
+                for passes, shown in zip((FORWARD, BOTH), re.findall(r"[\d.,]+", cell), strict=False):
+                    digits = len(shown.partition(".")[2])
+                    assert shown == f"{times[(*column, n, passes)]:,.{digits}f}"
+                    checked += 1
+    assert checked == 2 * 4 * 11 - 1
 
 
 # the command

@@ -72,6 +72,8 @@ def recall(options: Namespace) -> int:
     except KeyboardInterrupt:
         print(f"\nInterrupted. {len(records.rows)} rows are in {path}; the same command continues.", file=sys.stderr)
         return 130
+    except OSError as error:
+        raise CommandError(f"{error}; {len(records.rows)} rows are in {path}, the same command continues") from error
     return show(records.rows, path)
 
 
