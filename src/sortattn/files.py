@@ -17,3 +17,19 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def save_state(path: Path, state: object) -> None:
+    """Replaces `path` by tensors, numbers and text for `torch.load`; OSError if there is no room for them."""
+    import torch
+
+    with replacing(path) as draft, draft.open("wb") as file:
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:
+            # so torch ends if the disk was full in its last lines
+            cause = error.__context__ if isinstance(error.__context__, OSError) else error
+            raise OSError(f"cannot write {path} ({str(cause).splitlines()[0]})") from error
+        file.flush()
+        # the name must not be there before the contents are
+        os.fsync(file.fileno())

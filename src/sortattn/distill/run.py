@@ -215,8 +215,18 @@ class _Run:
             self.pupil.finish(draft)
 
         if parallel.leads():
-            replace(self.pupil.folder / stage.name, write)
+            _save(self.pupil.folder / stage.name, write)
         parallel.wait()
+
+
+def _save(path: Path, write: Callable[[Path], None]) -> None:
+    from safetensors import SafetensorError
+
+    try:
+        replace(path, write)
+    except SafetensorError as error:
+        # a full disk, for one
+        raise OSError(f"cannot write {path} ({error})") from error
 
 
 def _restore(student: nn.Module, weights: dict, folder: Path) -> None:

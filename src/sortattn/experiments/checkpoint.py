@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from ..errors import CommandError
-from ..files import replacing
+from ..files import save_state
 
 
 class Checkpoint:
@@ -45,8 +45,7 @@ class Checkpoint:
 
     def save(self, state: Mapping[str, object]) -> None:
         """Replaces the file by this state in one step."""
-        with replacing(self.path) as draft:
-            torch.save({"plan": self.plan, "state": dict(state)}, draft)
+        save_state(self.path, {"plan": self.plan, "state": dict(state)})
         self._saved = time.monotonic()
 
     def remove(self) -> None:
