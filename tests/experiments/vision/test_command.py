@@ -178,7 +178,7 @@ def test_a_full_disk_is_a_message_and_the_checkpoint_stays(teacher, tmp_path, ca
     [
         ("image_size", 64, "has image_size=64, expected 32"),
         ("num_hidden_layers", 3, "are of another shape than its config: missing_keys vit."),
-        ("hidden_size", 32, "of another shape|cannot load the model"),
+        ("hidden_size", 32, "of another shape than its config: m"),
         ("model_type", "bert", "has model_type='bert', expected 'vit'"),
     ],
 )
@@ -189,8 +189,7 @@ def test_a_teacher_of_another_shape_is_refused(entry, value, message, teacher, t
     path.write_text(json.dumps({**config, entry: value}))
     assert smoke("copy", tmp_path / "teacher", "--out", tmp_path) == 2
     error = capsys.readouterr().err
-    # which of two depends on the version of transformers
-    assert any(part in error for part in message.split("|"))
+    assert message in error
     assert error.count("\n") == 1
 
 
