@@ -1,6 +1,8 @@
-"""Files on a disk that becomes full at any place."""
+"""Files on a disk that becomes full, and interrupts, at any place."""
 
+import io
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,3 +36,31 @@ def test_a_full_disk_is_an_oserror_wherever_it_happens(tmp_path):
     with room_for(size):
         save_state(path, {**state, "step": 4})
     assert torch.load(path, weights_only=True)["step"] == 4
+
+
+class Interrupted(io.FileIO):
+    """A file in which somebody presses Ctrl-C at a write."""
+
+    left = 0
+
+    def write(self, data):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return super().write(data)
+
+
+def test_an_interrupt_is_an_interrupt_wherever_it_happens(tmp_path, monkeypatch):
+    path = tmp_path / "state.pt"
+    state = {"weights": torch.arange(2000.0), "more": [torch.ones(3)] * 3, "step": 3}
+    save_state(path, state)
+    kept = path.read_bytes()
+    monkeypatch.setattr(Path, "open", lambda self, mode, **more: Interrupted(self, mode))
+    for place in range(1, 40):
+        Interrupted.left = place
+        with pytest.raises(KeyboardInterrupt):
+            save_state(path, {**state, "step": 4})
+        assert path.read_bytes() == kept
+        assert list(tmp_path.iterdir()) == [path]
+    Interrupted.left = 0
+    save_state(path, {**state, "step": 4})

@@ -27,9 +27,12 @@ def save_state(path: Path, state: object) -> None:
         try:
             torch.save(state, file)
         except RuntimeError as error:
-            # so torch ends if the disk was full in its last lines
-            cause = error.__context__ if isinstance(error.__context__, OSError) else error
-            raise OSError(f"cannot write {path} ({str(cause).splitlines()[0]})") from error
+            # so torch ends a file in which a full disk or an interrupt has left a gap
+            cause = error.__context__
+            if isinstance(cause, KeyboardInterrupt):
+                raise cause from None
+            reason = str(cause if isinstance(cause, OSError) else error).splitlines()[0]
+            raise OSError(f"cannot write {path} ({reason})") from error
         file.flush()
         # the name must not be there before the contents are
         os.fsync(file.fileno())
