@@ -6,7 +6,7 @@ import gzip
 import pytest
 import torch
 
-from sortattn.cli import main
+from sortattn.cli import _parser, main
 from sortattn.experiments.text import command
 from sortattn.experiments.text.batches import Prepared
 
@@ -110,6 +110,13 @@ def test_several_models_are_evaluated_and_loaded_as_often_as_needed(teacher, qms
     assert [(row["model"], row["kernel"]) for row in rows[::4]] == [(models[0], "tri"), (models[1], "elu")]
     # 32 positions were trained
     assert loaded == [8, 48, 64] * 2
+
+
+def test_the_options_are_the_papers_settings():
+    options = _parser().parse_args(["text", "distill", "teacher", "--data", "texts"])
+    settings = (options.layerwise_steps, options.end_to_end_steps, options.tokens, options.batch, options.accumulation)
+    assert settings == (10_000, 10_000, 512, 16, 1)
+    assert (options.bandwidth, options.lengths, options.prefixes) == (None, None, True)
 
 
 def test_broken_lines_are_shown_and_the_rest_is_used(teacher, sts, tmp_path, capsys):

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from sortattn.cli import main
+from sortattn.cli import _parser, main
 from sortattn.experiments.vision.batches import Batches
 
 
@@ -120,11 +120,15 @@ def test_a_finished_run_is_not_trained_again(teacher, student, tmp_path, monkeyp
 
 
 def test_sixteen_bits_train_other_weights(teacher, tmp_path):
-    assert smoke("layerwise", teacher, "--kernel", "add_laplace", "--precision", "bf16", "--out", tmp_path) == 0
-    (row,) = read(tmp_path / "vision.csv")
-    assert (row["precision"], row["bandwidth"]) == ("bf16", "0.5")
-    losses = [float(line["loss"]) for line in read(tmp_path / "layerwise-add_laplace" / "losses.csv")]
-    assert all(0 < loss < 10 for loss in losses)
+    losses = {}
+    for precision in ("bf16", "fp32"):
+        out = tmp_path / precision
+        assert smoke("layerwise", teacher, "--kernel", "add_laplace", "--precision", precision, "--out", out) == 0
+        (row,) = read(out / "vision.csv")
+        assert (row["precision"], row["bandwidth"]) == (precision, "0.5")
+        losses[precision] = [float(line["loss"]) for line in read(out / "layerwise-add_laplace" / "losses.csv")]
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.5)
+    assert all(one != other for one, other in zip(*losses.values(), strict=True))
 
 
 def test_bandwidths_are_learned_if_asked_for(teacher, tmp_path):
@@ -151,6 +155,13 @@ def test_two_processes_train_one_model(tmp_path):
     # 64 images in batches of two times 16
     assert (row["processes"], row["steps"], row["epochs"]) == ("2", "4", "2.0")
     assert len(read(tmp_path / "scratch-elu" / "losses.csv")) == 4
+
+
+def test_the_options_are_the_papers_settings():
+    scratch = _parser().parse_args(["vision", "scratch"])
+    assert (scratch.kernel, scratch.epochs, scratch.batch) == (["softmax"], 1000, 128)
+    last = _parser().parse_args(["vision", "end-to-end", "teacher"])
+    assert (last.layerwise_steps, last.end_to_end_steps, len(last.kernel)) == (10_000, 50_000, 10)
 
 
 def test_another_seed_is_another_run(teacher, capsys):
