@@ -26,3 +26,22 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def save_state(path: Path, state: object) -> None:
+    """Replaces `path` by tensors, numbers and text for `torch.load`; OSError if there is no room for them."""
+    import torch
+
+    with replacing(path) as draft, draft.open("wb") as file:
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:
+            # so torch ends a file in which a full disk or an interrupt has left a gap
+            cause = error.__context__
+            if isinstance(cause, KeyboardInterrupt):
+                raise cause from None
+            reason = str(cause if isinstance(cause, OSError) else error).splitlines()[0]
+            raise OSError(f"cannot write {path} ({reason})") from error
+        file.flush()
+        # the name must not be there before the contents are
+        os.fsync(file.fileno())

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..files import replacing
+from ..files import save_state
 from .replay import Batch, Recorder
 from .training import Settings, autocast
 from .work import EXPECTED
@@ -31,8 +31,7 @@ def answered(
     table = _load(path, made_with)
     if table is None:
         table = _ask(teacher, read, batches, numbers, settings)
-        with replacing(path) as draft:
-            torch.save({"facts": made_with, "answers": table}, draft)
+        save_state(path, {"facts": made_with, "answers": table})
 
     def batch(number: int) -> Batch:
         given = batches(number)

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from ..errors import CommandError
+from ..files import save_state
 
 CHECKPOINT = "checkpoint.pt"
 LOSSES = "losses.csv"
@@ -79,15 +80,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 def save_checkpoint(folder: Path, state: dict) -> None:
     """Writes the checkpoint: tensors, numbers and text, nothing else."""
-
-    def write(path: Path) -> None:
-        with path.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            # the name must not be there before the contents are
-            os.fsync(file.fileno())
-
-    replace(folder / CHECKPOINT, write)
+    save_state(folder / CHECKPOINT, state)
 
 
 def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> dict | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from ..errors import CommandError
-from ..files import replacing
+from ..files import save_state
 
 # what reading a file raises that is no checkpoint, or not a whole one
 DAMAGES = (OSError, EOFError, KeyError, TypeError, ValueError, RuntimeError, pickle.UnpicklingError, zipfile.BadZipFile)
@@ -50,8 +50,7 @@ class Checkpoint:
 
     def save(self, state: Mapping[str, object]) -> None:
         """Replaces the file by this state in one step."""
-        with replacing(self.path) as draft:
-            torch.save({"plan": self.plan, "state": dict(state)}, draft)
+        save_state(self.path, {"plan": self.plan, "state": dict(state)})
         self._saved = time.monotonic()
 
     def remove(self) -> None:
