@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sortattn.files import save_state
+from sortattn.files import load_state, save_state
 
 resource = pytest.importorskip("resource")
 
@@ -64,3 +64,28 @@ def test_an_interrupt_is_an_interrupt_wherever_it_happens(tmp_path, monkeypatch)
         assert list(tmp_path.iterdir()) == [path]
     Interrupted.left = 0
     save_state(path, {**state, "step": 4})
+
+
+def test_damage_is_noticed_wherever_it_is(tmp_path):
+    path = tmp_path / "state.pt"
+    save_state(path, {"weights": torch.arange(50.0), "step": 3})
+    whole = path.read_bytes()
+    assert load_state(path)["step"] == 3
+    contents = whole.index(torch.arange(50.0).numpy().tobytes())
+    for place in (0, contents, contents + 100, len(whole) - 20):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match="checksum|zip|Error"):
+            load_state(path)
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="zip"):
+        load_state(path)
+
+
+def test_what_is_no_state_is_refused_and_runs_no_code(tmp_path):
+    path = tmp_path / "state.pt"
+    for thing, problem in (([1, 2], "holds a list"), (pytest.raises, "Unpickling")):
+        torch.save(thing, path)
+        with pytest.raises(ValueError, match=problem):
+            load_state(path)
+    with pytest.raises(ValueError, match="FileNotFound"):
+        load_state(tmp_path / "nothing.pt")

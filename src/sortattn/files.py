@@ -1,11 +1,16 @@
 """Files that are never half written."""
 
 import os
+import pickle
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import CommandError
+
+# what archives and pickles raise that are damaged
+_DAMAGES = (pickle.UnpicklingError, zipfile.BadZipFile)
 
 
 def check_writable(path: Path) -> None:
@@ -45,3 +50,19 @@ def save_state(path: Path, state: object) -> None:
         file.flush()
         # the name must not be there before the contents are
         os.fsync(file.fileno())
+
+
+def load_state(path: Path, device: object = "cpu") -> dict:
+    """What `save_state` wrote; no code in it is run. ValueError if it is not that, or not whole."""
+    import torch
+
+    try:
+        # torch itself would load wrong numbers without a word
+        with zipfile.ZipFile(path) as parts:
+            damaged = parts.testzip()
+        found = None if damaged else torch.load(path, map_location=device, weights_only=True)
+    except (OSError, EOFError, KeyError, TypeError, ValueError, RuntimeError, *_DAMAGES) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"the checksum of {damaged} is wrong" if damaged else f"it holds a {type(found).__name__}")
+    return found
