@@ -166,7 +166,7 @@ def test_results_that_cannot_be_written_are_a_message(words, teacher, sts, tmp_p
     (tmp_path / "file").write_text("")
     what, *words = [str(sts) if word == "STS" else word for word in words]
     assert main(["text", what, teacher, *words, "--smoke", "--out", str(tmp_path / "file" / "run")]) == 2
-    assert "sortattn text: [Errno 20] Not a directory" in capsys.readouterr().err
+    assert "cannot be written: expected a folder with leave to write" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
