@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ... import threads
 from ...kernels import Terms
+from .pages import in_huge_pages
 
 # weights and bandwidths are always there
 WANTS_TENSORS = True
@@ -32,8 +33,8 @@ class Points(NamedTuple):
 
 
 def points(points: Tensor, order: Tensor | None = None) -> Points:
-    """Points along their argsort."""
-    return Points(points, sort(points) if order is None else order)
+    """Points along their argsort, if they have one."""
+    return Points(points, sort(points) if order is None or order.shape[2] < points.shape[1] else order)
 
 
 def groups(query: Tensor, key: Tensor, value: Tensor, terms: Terms, *, backward: bool = False) -> list[slice]:
@@ -41,10 +42,13 @@ def groups(query: Tensor, key: Tensor, value: Tensor, terms: Terms, *, backward:
     return [slice(0, query.shape[0])]
 
 
-def unsorted(points: Tensor) -> Points:
-    """Points whose argsort is still to be found."""
+def unsorted(points: Tensor, kept: bool) -> Points:
+    """Points whose argsort is still to be found; if it is not `kept`, there is room for the columns sorted together."""
+    from . import drive
+
     problems, count, dims = points.shape
-    return Points(points, torch.empty(problems, dims, count, dtype=torch.int32))
+    rows = dims if kept else min(dims, drive.COLUMNS)
+    return Points(points, in_huge_pages(torch.empty(problems, rows, count, dtype=torch.int32)))
 
 
 def sort(points: Tensor) -> Tensor:
@@ -56,7 +60,7 @@ def sort(points: Tensor) -> Tensor:
         # as in `transpose_columns`; adding zero turns -0.0 into 0.0
         lines = points.nan_to_num(0.0, 0.0, 0.0).add_(0.0).transpose(1, 2).contiguous()
         return lines.sort(dim=-1, stable=True).indices.int()
-    order = torch.empty(problems, dims, count, dtype=torch.int32)
+    order = in_huge_pages(torch.empty(problems, dims, count, dtype=torch.int32))
     lines, orders = points.numpy(), order.numpy()
 
     def task(p, start):
@@ -67,12 +71,18 @@ def sort(points: Tensor) -> Tensor:
 
 
 def forward(
-    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, terms: Terms, bandwidth: Tensor
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, terms: Terms, bandwidth: Tensor, kept: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sums of values `(P, M, C)` and of weights `(P, M)` for all queries, and the argsorts of queries and keys."""
-    queries, keys = unsorted(query), unsorted(key)
-    sums = scatter(keys, queries, value, weight, terms, bandwidth, mirrored=False, unsorted=True)
-    return *sums, queries.order, keys.order
+    """The sums of values `(P, M, C)` and of weights `(P, M)` for all queries, and the argsorts of queries and keys.
+
+    Argsorts that are not `kept` are empty.
+    """
+    # every block of channels would sort anew, and the compiled sort is one for float32
+    apart = _scattered_width(*value.shape[::2]) < value.shape[2] or value.dtype == torch.float64
+    queries, keys = (points(part) if apart else unsorted(part, kept) for part in (query, key))
+    sums = scatter(keys, queries, value, weight, terms, bandwidth, mirrored=False, unsorted=not apart)
+    orders = (part.order if kept else part.order.new_empty(*part.points.shape[::2], 0) for part in (queries, keys))
+    return *sums, *orders
 
 
 def scatter(
@@ -95,18 +105,11 @@ def scatter(
 
     problems, channels = rows.shape[0], rows.shape[2]
     number, dims = targets.points.shape[1:]
-    width = _width(channels)
-    # with fewer heads than threads, narrower blocks; a channel's sum does not depend on the block it is in
-    while width > _WIDTHS[-1] and problems * math.ceil(channels / width) < torch.get_num_threads():
-        width //= 2
-    if unsorted and (width < channels or rows.dtype == torch.float64):
-        # every block of channels would sort anew, and the compiled sort is one for float32
-        for points, order in (sources, targets):
-            order.copy_(sort(points))
-        unsorted = False
+    width = _scattered_width(problems, channels)
     if into is None:
         into = (torch.empty(problems, number, *part, dtype=rows.dtype) for part in ((channels,), ()))
     out, out_extra = into
+    in_huge_pages(out)
     out_extra.zero_()
     profiles = _profiles(terms, bandwidth, rows.numpy().dtype)
     lines = [part.numpy() for part in (*sources, *targets)]
@@ -155,7 +158,7 @@ def dot(
     problems, channels = rows.shape[0], rows.shape[2]
     number, dims = targets.points.shape[1:]
     width = _width(channels)
-    out = torch.empty(problems, number, dims, dtype=rows.dtype) if into is None else into
+    out = in_huge_pages(torch.empty(problems, number, dims, dtype=rows.dtype) if into is None else into)
     profiles = _profiles(terms, bandwidth, rows.numpy().dtype)
     lines = [part.numpy() for part in (*sources, *targets)]
     constants = _constants(terms, width)
@@ -205,6 +208,15 @@ def towards_keys(
 def _width(channels: int) -> int:
     """The widest block of which at least half is used."""
     return next((width for width in _WIDTHS if width < 2 * channels), _WIDTHS[-1])
+
+
+def _scattered_width(problems: int, channels: int) -> int:
+    """That of a scattered sum: with fewer heads than threads, narrower blocks."""
+    width = _width(channels)
+    # a channel's sum does not depend on the block it is in
+    while width > _WIDTHS[-1] and problems * math.ceil(channels / width) < torch.get_num_threads():
+        width //= 2
+    return width
 
 
 def _block(rows: Tensor, first: int, width: int) -> Tensor:
