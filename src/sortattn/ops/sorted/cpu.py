@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ... import threads
 from ...kernels import Terms
-from .pages import in_huge_pages
 
 # weights and bandwidths are always there
 WANTS_TENSORS = True
@@ -48,7 +47,7 @@ def unsorted(points: Tensor, kept: bool) -> Points:
 
     problems, count, dims = points.shape
     rows = dims if kept else min(dims, drive.COLUMNS)
-    return Points(points, in_huge_pages(torch.empty(problems, rows, count, dtype=torch.int32)))
+    return Points(points, torch.empty(problems, rows, count, dtype=torch.int32))
 
 
 def sort(points: Tensor) -> Tensor:
@@ -60,7 +59,7 @@ def sort(points: Tensor) -> Tensor:
         # as in `transpose_columns`; adding zero turns -0.0 into 0.0
         lines = points.nan_to_num(0.0, 0.0, 0.0).add_(0.0).transpose(1, 2).contiguous()
         return lines.sort(dim=-1, stable=True).indices.int()
-    order = in_huge_pages(torch.empty(problems, dims, count, dtype=torch.int32))
+    order = torch.empty(problems, dims, count, dtype=torch.int32)
     lines, orders = points.numpy(), order.numpy()
 
     def task(p, start):
@@ -109,7 +108,6 @@ def scatter(
     if into is None:
         into = (torch.empty(problems, number, *part, dtype=rows.dtype) for part in ((channels,), ()))
     out, out_extra = into
-    in_huge_pages(out)
     out_extra.zero_()
     profiles = _profiles(terms, bandwidth, rows.numpy().dtype)
     lines = [part.numpy() for part in (*sources, *targets)]
@@ -158,7 +156,7 @@ def dot(
     problems, channels = rows.shape[0], rows.shape[2]
     number, dims = targets.points.shape[1:]
     width = _width(channels)
-    out = in_huge_pages(torch.empty(problems, number, dims, dtype=rows.dtype) if into is None else into)
+    out = torch.empty(problems, number, dims, dtype=rows.dtype) if into is None else into
     profiles = _profiles(terms, bandwidth, rows.numpy().dtype)
     lines = [part.numpy() for part in (*sources, *targets)]
     constants = _constants(terms, width)
