@@ -11,7 +11,7 @@ from sortattn.ops.tiled.inputs import Inputs
 
 from .cases import CASES, Shape, assert_close, cotangent, draw, leaves
 from .definition import FORWARD, GRADIENT, check, define
-from .emulation.device import emulate
+from .emulation.device import check_sides_of_steps, emulate
 from .emulation.emulator import AVAILABLE
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs g++ on Linux, and its halves")
@@ -162,16 +162,7 @@ def test_a_query_that_shares_next_to_nothing_with_its_keys_keeps_its_digits(side
 
 
 def test_rounding_does_not_choose_the_side_of_a_step():
-    _, key, value = draw(Shape((1,), 40, 70, 3, 8), torch.float32)
-    # 1.3, which is no number of float32, away from a key but for rounding
-    query = key[:, :40] + 1.3
-    gradients = []
-    for dtype, backend in ((torch.float32, "tiled"), (torch.float64, "reference")):
-        points = leaves(*(part.to(dtype) for part in (query, key, value)))
-        output = sortattn.kernel_attention(*points, "add_bump", bandwidth=1.3, backend=backend)
-        gradients.append(torch.autograd.grad(output.square().sum(), points))
-    for got, wanted in zip(*gradients, strict=True):
-        assert (got - wanted).norm() < 1e-5 * wanted.norm()
+    check_sides_of_steps()
 
 
 def test_autocast_takes_the_quick_way():

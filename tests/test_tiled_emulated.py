@@ -8,7 +8,7 @@ from sortattn.ops.tiled import cuda, short
 
 from .cases import CASES, Shape, assert_close, cotangent, draw, leaves
 from .definition import FORWARD, GRADIENT, check, define
-from .emulation.device import emulate
+from .emulation.device import check_sides_of_steps, emulate
 from .emulation.emulator import AVAILABLE
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs g++ on Linux, and its halves")
@@ -194,16 +194,7 @@ def test_empty_inputs_have_gradients(shape):
 
 
 def test_rounding_does_not_choose_the_side_of_a_step():
-    query, key, value = draw(Shape((1,), 40, 70, 3, 8), torch.float32)
-    # 1.3, which is no number of float32, away from a key but for rounding
-    query = key[:, :40] + 1.3
-    gradients = []
-    for dtype, backend in ((torch.float32, "tiled"), (torch.float64, "reference")):
-        points = leaves(*(part.to(dtype) for part in (query, key, value)))
-        output = sortattn.kernel_attention(*points, "add_bump", bandwidth=1.3, backend=backend)
-        gradients.append(torch.autograd.grad(output.square().sum(), points))
-    for got, wanted in zip(*gradients, strict=True):
-        assert (got - wanted).norm() < 1e-5 * wanted.norm()
+    check_sides_of_steps()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=lambda dtype: str(dtype)[6:])

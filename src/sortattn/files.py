@@ -1,16 +1,13 @@
 """Files that are never half written."""
 
 import os
-import pickle
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
+from zipfile import BadZipFile, ZipFile
 
 from .errors import CommandError
-
-# what archives and pickles raise that are damaged
-_DAMAGES = (pickle.UnpicklingError, zipfile.BadZipFile)
 
 
 def check_writable(path: Path) -> None:
@@ -58,10 +55,10 @@ def load_state(path: Path, device: object = "cpu") -> dict:
 
     try:
         # torch itself would load wrong numbers without a word
-        with zipfile.ZipFile(path) as parts:
+        with ZipFile(path) as parts:
             damaged = parts.testzip()
         found = None if damaged else torch.load(path, map_location=device, weights_only=True)
-    except (OSError, EOFError, KeyError, TypeError, ValueError, RuntimeError, *_DAMAGES) as error:
+    except (OSError, EOFError, KeyError, TypeError, ValueError, RuntimeError, UnpicklingError, BadZipFile) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
     if not isinstance(found, dict):
         raise ValueError(f"the checksum of {damaged} is wrong" if damaged else f"it holds a {type(found).__name__}")
