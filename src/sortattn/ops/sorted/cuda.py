@@ -84,7 +84,7 @@ def groups(query: Tensor, key: Tensor, value: Tensor, terms: Terms, *, backward:
 
 
 def forward(
-    query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, terms: Terms, bandwidth: Bandwidth
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, terms: Terms, bandwidth: Bandwidth, kept: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sums of values and of weights for all queries, see `cpu.forward`, and no argsorts."""
     sums, total = query.new_empty(*query.shape[:2], value.shape[2]), query.new_empty(query.shape[:2])
