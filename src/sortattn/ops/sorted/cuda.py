@@ -25,7 +25,7 @@ _REALS = {torch.float32: "float", torch.float64: "double"}
 _SORTERS = ((256, 4), (256, 8), (256, 16), (512, 16), (1024, 16))
 # places that a block merges; lines and points that one splits, and how many of these a thread has at a time; as in
 # sort.cu
-_MERGED, _SPLIT, _SEGMENT, _SOME = 2048, 4, 16384, 8
+_MERGED, _SPLIT, _SEGMENT, _SOME = 2048, 4, 16384, 4
 # of a stretch of a long line, how much is filled on average, and how many keys of a sample it has: with as many, none
 # is too long but for ties
 _FILLED, _SAMPLED = 0.7, 350
@@ -202,17 +202,11 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
     length, shared = threads * items, _sort_bytes(threads, items)
     runs = math.ceil(count / length)
     defines = (("THREADS", threads), ("ITEMS", items))
-    # keys or indices that wait in shared memory, if there is room
-    room = shared + 4 * length <= _device(points.device).shared
     with torch.cuda.device(points.device):
         if runs == 1:
-            # two lines at a time, if their keys can be read at a time and those of one wait
-            pair = room and dims % 2 == 0 and points.data_ptr() % 8 == 0
-            together = 2 if pair else 1
             Kernel(_SORT, "sort_runs", defines)(
-                (heads * dims // together,), threads, points, order, places, None, count, dims, 1, together,
-                shared=shared + pair * 4 * length,
-            )  # fmt: skip
+                (heads * dims,), threads, points, order, places, None, count, dims, 1, shared=shared
+            )
             return
         # for the sake of bitwise equal sums equal keys keep their order, which takes merges where there are many
         stable = int(torch.are_deterministic_algorithms_enabled())
@@ -229,9 +223,8 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
             done, count, dims, parts, sample.shape[1], stable, shared=16 * parts * _SPLIT + 8 * threads * _SOME,
         )  # fmt: skip
         Kernel(_SORT, "sort_parts", defines)(
-            (heads * dims * parts,), threads, pairs, sizes, done, order, places, count, parts, stable, int(room),
-            shared=shared + room * 4 * length,
-        )  # fmt: skip
+            (heads * dims * parts,), threads, pairs, sizes, done, order, places, count, parts, stable, shared=shared
+        )
         # for lines that are not sorted yet, runs and merged ones take turns in two pairs of buffers, such that the last
         # one is the result
         other = [part.view(dtype)[: order.numel()] for part, dtype in zip(pairs.view(2, -1), _PAIR, strict=True)]
@@ -239,7 +232,7 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
         if math.ceil(math.log2(runs)) % 2:
             here, there = there, here
         Kernel(_SORT, "sort_runs", defines)(
-            (heads * dims * runs,), threads, points, *here, done, count, dims, runs, 1, shared=shared
+            (heads * dims * runs,), threads, points, *here, done, count, dims, runs, shared=shared
         )
         while length < count:
             grid = (heads * dims * math.ceil(count / _MERGED),)

@@ -350,14 +350,14 @@ constexpr int SORT_BYTES = RUN * 6 + (BUCKET_BYTES > DIGIT_BYTES ? BUCKET_BYTES 
 // lines of a block that splits: what it reads of a sector
 constexpr int LINES = 4;
 // points of a block that splits, and keys of a thread that are on their way at a time
-constexpr int SEGMENT = 16384, SOME = 8;
+constexpr int SEGMENT = 16384, SOME = 4;
 
 // Put the keys of every dimension of `points (heads, count, dims)` into one of `parts` stretches, with their indices:
 // `pairs (heads * dims, parts, RUN)`, of which there are `sizes (heads * dims, parts)`, zero before. They are split at
 // keys of a sample of every line, `sample (heads * dims, sampled)` in order. `sorted`, one before, becomes zero for
 // lines with too long a stretch and, if equal keys are to keep their order, for those with so many ties in the sample
 // that stretches would be crowded.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2048 / THREADS)
     split(const float *points, const float *sample, uint2 *pairs, int *sizes, int *sorted, index_t count, index_t dims,
           index_t parts, index_t sampled, index_t stable) {
     extern __shared__ __align__(16) char shared[];
@@ -450,10 +450,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // Sort the stretches of every line, where they are in `pairs`; if equal keys are to keep their order, `sorted` becomes
-// zero for lines with a crowded one. Indices are `held` in shared memory, if there is room.
+// zero for lines with a crowded one.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     sort_parts(const uint2 *pairs, const int *sizes, int *sorted, int *order, float *places, index_t count,
-               index_t parts, index_t stable, index_t held) {
+               index_t parts, index_t stable) {
     extern __shared__ __align__(16) char shared[];
     index_t line = blockIdx.x / parts, part = blockIdx.x % parts, first = line * count;
     if (!sorted[line]) return;
@@ -461,17 +461,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int number_of = sizes[blockIdx.x];
     pairs += blockIdx.x * RUN;
     int start = threadIdx.x / 32 * 32 * ITEMS + threadIdx.x % 32;
-    int *indices = reinterpret_cast<int *>(shared + SORT_BYTES);
     float key[ITEMS];
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         int n = start + i * 32;
-        uint2 pair = n < number_of ? pairs[n] : uint2{0, 0};
-        key[i] = __uint_as_float(pair.x);
-        if (held) indices[n] = int(pair.y);
+        key[i] = n < number_of ? __uint_as_float(pairs[n].x) : 0.0f;
     }
     order += first, places += first;
-    auto point = [&](int n) { return held ? indices[n] : int(pairs[n].y); };
+    auto point = [&](int n) { return int(pairs[n].y); };
     // digits leave equal keys in the order that they have in a stretch, which is none
     bool buckets = stable || !few_digits(key, number_of);
     if (buckets && sort_by_buckets(key, number_of, shared, order, places, point)) return;
@@ -481,49 +478,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         atomicExch(sorted + line, 0);
 }
 
-struct alignas(8) Pair {
-    float first, second;
-};
-
 // Sort every dimension of `points (heads, count, dims)` in runs of RUN: `order` and `places (heads, dims, count)` hold
-// the indices and the coordinates, in order run by run. Lines that are `sorted`, if not null, are left alone. A block
-// has `together` neighbouring lines, one or two: a sector has eight, of which it reads no less.
+// the indices and the coordinates, in order run by run. Lines that are `sorted`, if not null, are left alone.
 extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     sort_runs(const float *points, int *order, float *places, const int *sorted, index_t count, index_t dims,
-              index_t runs, index_t together) {
+              index_t runs) {
     extern __shared__ __align__(16) char shared[];
-    index_t blocks = gridDim.x / runs, line = blockIdx.x % blocks * together, first = blockIdx.x / blocks * RUN;
-    int number_of = int(min(count - first, index_t(RUN)));
     // neighbouring blocks read neighbouring dimensions: what one leaves of a sector the next finds in the cache
+    index_t blocks = gridDim.x / runs, line = blockIdx.x % blocks, first = blockIdx.x / blocks * RUN;
+    if (sorted && sorted[line]) return;
+    int number_of = int(min(count - first, index_t(RUN)));
     points += (line / dims * count + first) * dims + line % dims;
     order += line * count + first;
     places += line * count + first;
     int start = threadIdx.x / 32 * 32 * ITEMS + threadIdx.x % 32;
-    // keys of the first line stand where they will be sorted, those of the second one behind
-    float *keys = reinterpret_cast<float *>(shared) + start;
-    float *second = reinterpret_cast<float *>(shared + SORT_BYTES) + start;
-    points += start * dims;
-    index_t step = 32 * dims;
+    float key[ITEMS];
     auto load = [&](auto there) {
-        constexpr int SOME = ITEMS < 8 ? ITEMS : 8;
 #pragma unroll
-        for (int several = 0; several < ITEMS; several += SOME, points += SOME * step) {
-            Pair pair[SOME] = {};
+        for (int i = 0; i < ITEMS; i++) key[i] = there(i) ? points[(start + i * 32) * dims] : 0.0f;
 #pragma unroll
-            for (int i = 0; i < SOME; i++) {
-                if (!there(several + i)) continue;
-                if (together > 1)
-                    pair[i] = *reinterpret_cast<const Pair *>(points + i * step);
-                else
-                    pair[i].first = points[i * step];
-            }
-#pragma unroll
-            for (int i = 0; i < SOME; i++) {
-                keys[(several + i) * 32] = clean(pair[i].first);
-                if (together > 1) second[(several + i) * 32] = clean(pair[i].second);
-            }
-            __syncwarp();
-        }
+        for (int i = 0; i < ITEMS; i++) key[i] = clean(key[i]);
     };
     // without a branch for each, all of them are on their way at a time
     if (number_of == RUN)
@@ -531,16 +505,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     else
         load([&](int i) { return start + i * 32 < number_of; });
     auto point = [&](int n) { return int(first) + n; };
-#pragma unroll 1
-    for (int l = 0; l < together; l++, order += count, places += count) {
-        float key[ITEMS];
-#pragma unroll
-        for (int i = 0; i < ITEMS; i++) key[i] = (l ? second : keys)[i * 32];
-        __syncthreads();
-        if (sorted && sorted[line + l]) continue;
-        if (!few_digits(key, number_of) && sort_by_buckets(key, number_of, shared, order, places, point)) continue;
-        sort_by_digits(key, number_of, shared, order, places, point);
-    }
+    if (!few_digits(key, number_of) && sort_by_buckets(key, number_of, shared, order, places, point)) return;
+    sort_by_digits(key, number_of, shared, order, places, point);
 }
 
 // a thread of a block that merges writes MERGED places

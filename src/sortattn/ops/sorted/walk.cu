@@ -39,6 +39,8 @@ constexpr int WARPS = 4;
 constexpr int BLOCK = BOTH || COMPACT ? 128 : 256;
 // blocks whose moments are on their way at a time, of a warp that goes along a track
 constexpr int AHEAD = 4;
+// rows that are on their way at a time where a walk begins: registers are free there
+constexpr int DEEP = 16;
 // blocks of a group, whose moments are summed where only a window counts
 constexpr int GROUP = 16;
 // a compact window with at most so many sources is summed one by one
@@ -748,11 +750,14 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         Row row[CHUNK];
 #pragma unroll
         for (int i = 0; i < CHUNK; i++) row[i] = source_rows.load(sources[i].index);
+        // read one source ahead
+        Source ahead = sources[CHUNK];
         for (int first = 0; first < some; first += CHUNK) {
 #pragma unroll
             for (int i = 0; i < CHUNK; i++) {
                 visit(first, i);
-                Source next = sources[first + CHUNK + i];
+                Source next = ahead;
+                ahead = sources[first + CHUNK + i + 1];
                 sum.add_row(next.weight, row[i]);
                 row[i] = source_rows.load(next.index);
             }
@@ -771,16 +776,22 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             weigh(n + lane, there ? source_line.place(n + lane) : origin, weight);
             __syncwarp();
             sources[lane].index = index;
-            if (lane < 2 * CHUNK) sources[32 + lane].index = 0;
 #pragma unroll
             for (int l = 0; l < SUMS; l++) {
-                sources[CHUNK + lane].weight[l] = there ? weight[l] : real(0);
+                sources[lane].weight[l] = there ? weight[l] : real(0);
                 extra[l] += double(scalar * weight[l]);
             }
             __syncwarp();
             Numbers<real> some;
             some.clear();
-            add_listed(min(last - n, 32), some, [](int, int) {});
+#pragma unroll 1
+            for (int i = 0; i < 32 && n + i < last; i += DEEP) {
+                Row row[DEEP];
+#pragma unroll
+                for (int k = 0; k < DEEP; k++) row[k] = source_rows.load(sources[i + k].index);
+#pragma unroll
+                for (int k = 0; k < DEEP; k++) some.add_row(sources[i + k].weight, row[k]);
+            }
             state.add_rows(some);
         }
         __syncwarp();
