@@ -14,7 +14,7 @@ from ...cuda.launch import Kernel
 from ...kernels import Terms
 from .lines import Bandwidth
 
-_WALK, _SORT = (Path(__file__).with_name(f"{name}.cu") for name in ("walk", "sort"))
+_WALK, _RELAY, _SORT = (Path(__file__).with_name(f"{name}.cu") for name in ("walk", "relay", "sort"))
 # weights may be None, for ones, and a bandwidth for all heads a number
 WANTS_TENSORS = False
 # the backward pass sorts again: argsorts are as large as queries and keys, and take 1.7 ms of 28 at 16,384 points
@@ -45,6 +45,7 @@ _RESIDENT = 24
 # less is faster (a walk of 16,384 targets takes 4.46 ms instead of 4.85 with twice the share); a compact kernel has
 # twice as much, as its runs take longer to begin
 _SHARE = 0.3
+_CREW, _CHUNKS, _NAP, _MORE = (8, 6), 16, 0, ()
 # rows that are summed at a time
 _STEP = 128
 # bytes of work space that is always to be had: heads of a few thousand points fill a GPU only if there are many of them
@@ -56,6 +57,8 @@ class Lines(NamedTuple):
 
     places: Tensor
     order: Tensor
+    # of these points, unsorted
+    points: Tensor
 
 
 def points(points: Tensor, order: Tensor | None = None) -> Lines:
@@ -181,7 +184,7 @@ def sort_lines(points: Tensor) -> Lines:
         # what is no finite number stands at zero, as in the kernels; adding zero turns -0.0 into 0.0
         lines = points[some].nan_to_num(0.0, 0.0, 0.0).add_(0.0).transpose(1, 2).contiguous()
         places[some], order[some] = lines.sort(dim=-1, stable=True)
-    return Lines(places, order)
+    return Lines(places, order, points)
 
 
 def _sorter(count: int, device: torch.device) -> tuple[int, int]:
@@ -342,7 +345,7 @@ class _Walk:
         extra: Tensor | None,
         bandwidth: Bandwidth,
     ):
-        self.tracks, self.sources, self.targets = tracks, sources, targets
+        self.tracks, self.sources, self.targets, self.points = tracks, sources[:2], targets[:2], sources.points
         self.width = _width(rows.shape[2], rows.dtype)
         self.rows, self.extra = self.padded(rows), extra
         fixed = isinstance(bandwidth, float)
@@ -428,10 +431,40 @@ class _Walk:
             multiplied=products is not None,
             ordered=ordered,
         )
+        defines += _MORE
         outputs = (out, out_extra, others, other_extra, products)
         with torch.cuda.device(self.rows.device):
+            if not ordered and self._alone():
+                self._relay(defines, outputs)
+                return
             for i in range(self.tracks.number) if ordered else (None,):
                 self._run(i, defines, whole, length, dims, parts, outputs)
+
+    def _alone(self) -> bool:
+        """Whether tracks have a single node and sources below only, and are enough for blocks of warps."""
+        tracks, processors = self.tracks, _device(self.rows.device).processors
+        single = tracks.nodes == 1 and not (tracks.both or tracks.compact or tracks.rate)
+        return single and self.problems * tracks.number * self.dims * self.parts >= processors
+
+    def _relay(self, defines: Defines, outputs: tuple) -> None:
+        tracks, size = self.tracks, self.rows.element_size()
+        multiplied = outputs[2] is not None
+        target = 16 * math.ceil((size * tracks.sums * (1 + (multiplied and outputs[0] is not None)) + 8) / 16)
+        each = 32 * (self.width * size * (1 + multiplied) + target + tracks.sums * size)
+        crew = _CREW[multiplied]
+        teams = max(1, min(_RESIDENT, (224 << 10) // each) // crew)
+        defines = (*(pair for pair in defines if pair[0] not in ("RESIDENT",)), ("CREW", crew), ("TEAMS", teams), ("NAP", _NAP))
+        chunks, totals = min(self.count, _CHUNKS), None
+        if tracks.folded:
+            totals = self.rows.new_empty(self.parts * self.problems * chunks * 2 * self.dims * (self.width + 1))
+            Kernel(_RELAY, "sum_halves", defines)(
+                (self.problems * chunks * math.ceil(self.dims / 64), self.parts), (self.width // 4 + 1) * 16, self.points, self.rows, self.extra, totals, self.problems, self.count, self.dims, chunks
+            )
+        Kernel(_RELAY, "relay", defines)(
+            (self.problems * tracks.number * self.dims, self.parts), 32 * crew, *self.sources[:2], *self.targets[:2], self.rows,
+            self.extra, _table(tracks.tables, self.rows.device), self.bandwidth, self.tau, totals, chunks, *outputs,
+            self.problems, tracks.number, self.count, self.number, self.dims, tracks.mirrored, tracks.closed, tracks.negated, shared=crew * each
+        )  # fmt: skip
 
     def _run(self, i, defines, whole, length, some_dims, some_parts, outputs) -> None:
         """All tracks, or only track i."""
