@@ -326,6 +326,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
                 __syncwarp();
                 for (int k = 0; k < written; k++) {
                     Target to = mine.targets[k];
+#pragma unroll 1
                     for (; passed < to.after; passed++) local.add_row(mine.weights[passed].at, mine.rows[passed * 32 + lane]);
                     real numbers[VEC], derivative[VEC];
 #pragma unroll
