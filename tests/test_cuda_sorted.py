@@ -27,14 +27,16 @@ def on_a_gpu(monkeypatch, kernel) -> None:
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
 
 
-def all_defines(terms, dtype=torch.float32, width=64, ordered=False):
+def all_defines(terms, dtype=torch.float32, width=64, ordered=False, passing=False):
     """For sums of values, for the gradient of queries, and for those of values and keys together."""
     for tracks, added, multiplied in (
         (tracks_of(terms, mirrored=False), True, False),
         (tracks_of(_derivative(terms), mirrored=False), False, True),
         (tracks_of(terms, mirrored=True, slopes=True), True, True),
     ):
-        yield cuda_walk.defines_of(tracks, dtype, width, added=added, multiplied=multiplied, ordered=ordered)
+        yield cuda_walk.defines_of(
+            tracks, dtype, width, added=added, multiplied=multiplied, ordered=ordered, passing=passing
+        )
 
 
 def compile_walks(name, architecture, **options) -> None:
@@ -64,6 +66,12 @@ def test_other_types_and_widths_compile(dtype, width, ordered):
     terms = KERNELS["add_bump"].terms()
     for defines in all_defines(terms, dtype, width, ordered):
         assert b"walk" in machine_code(cuda_walk.SOURCE, defines, "sm_90")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_walks_of_long_heads_compile(architecture):
+    for defines in all_defines(KERNELS["add_laplace"].terms(), passing=True):
+        assert b"walk" in machine_code(cuda_walk.SOURCE, defines, architecture)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=lambda dtype: str(dtype)[6:])

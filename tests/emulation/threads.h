@@ -122,7 +122,6 @@ template <class Body> void launch(long width, long height, int block, Body body)
 }
 } // namespace emulator
 
-inline void __threadfence_block() {}
 inline void __syncthreads() { emulator::wait_for_block(); }
 inline void __syncwarp(unsigned = 0) { emulator::wait_for_warp(); }
 inline bool __syncthreads_or(bool mine) {

@@ -1,5 +1,6 @@
 """Argsorts of many lines on NVIDIA GPUs, see sort.cu."""
 
+import functools
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -29,8 +30,6 @@ class Lines(NamedTuple):
 
     places: Tensor
     order: Tensor
-    # of these points, unsorted
-    points: Tensor
 
 
 def sort_lines(points: Tensor) -> Lines:
@@ -39,7 +38,7 @@ def sort_lines(points: Tensor) -> Lines:
     order = torch.empty(problems, dims, count, dtype=torch.int32, device=points.device)
     places = torch.empty(order.shape, dtype=points.dtype, device=points.device)
     # a short line is sorted in shared memory, a long one needs room for its stretches
-    short = points.dtype == torch.float32 and count <= math.prod(_sorter(count, points.device))
+    short = points.dtype == torch.float32 and count <= math.prod(_sorter(count, room.device(points.device).shared))
     each = 0 if short else 4 * points.element_size() * count * dims
     for some in room.groups(problems, each, max(room.WORKSPACE // 4, points.numel() * points.element_size())):
         if points.dtype == torch.float32 and points.numel():
@@ -48,12 +47,14 @@ def sort_lines(points: Tensor) -> Lines:
         # what is no finite number stands at zero, as in the kernels; adding zero turns -0.0 into 0.0
         lines = points[some].nan_to_num(0.0, 0.0, 0.0).add_(0.0).transpose(1, 2).contiguous()
         places[some], order[some] = lines.sort(dim=-1, stable=True)
-    return Lines(places, order, points)
+    return Lines(places, order)
 
 
-def _sorter(count: int, device: torch.device) -> tuple[int, int]:
-    """Of `SORTERS`, the smallest block for so many keys, or the largest that the device has room for."""
-    fitting = [sorter for sorter in SORTERS if _sort_bytes(*sorter) <= room.device(device).shared]
+# next to a short call it takes its time
+@functools.lru_cache(maxsize=256)
+def _sorter(count: int, shared: int) -> tuple[int, int]:
+    """Of `SORTERS`, the smallest block for so many keys, or the largest that there is shared memory for."""
+    fitting = [sorter for sorter in SORTERS if _sort_bytes(*sorter) <= shared]
     return next((sorter for sorter in fitting if count <= math.prod(sorter)), fitting[-1])
 
 
@@ -65,7 +66,7 @@ def _sort_bytes(threads: int, items: int) -> int:
 
 def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
     heads, count, dims = points.shape
-    threads, items = _sorter(count, points.device)
+    threads, items = _sorter(count, room.device(points.device).shared)
     length, shared = threads * items, _sort_bytes(threads, items)
     runs = math.ceil(count / length)
     defines = (("THREADS", threads), ("ITEMS", items))

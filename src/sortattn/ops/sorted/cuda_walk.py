@@ -1,4 +1,4 @@
-"""The walkers of walk.cu and relay.cu, launched for heads, blocks of channels and both sides."""
+"""The walker of walk.cu, launched for heads, blocks of channels and both sides."""
 
 import functools
 import itertools
@@ -15,7 +15,7 @@ from .cuda_sort import Lines
 from .lines import Bandwidth
 from .tracks import GROUP, Tracks
 
-SOURCE, RELAY = (Path(__file__).with_name(f"{name}.cu") for name in ("walk", "relay"))
+SOURCE = Path(__file__).with_name("walk.cu")
 _REALS = {torch.float32: "float", torch.float64: "double"}
 # of a block that sums moments, as in walk.cu
 _WARPS = 4
@@ -31,7 +31,6 @@ _RESIDENT = 24
 # less is faster (a walk of 16,384 targets takes 4.46 ms instead of 4.85 with twice the share); a compact kernel has
 # twice as much, as its runs take longer to begin
 _SHARE = 0.3
-_CREW, _CHUNKS, _NAP, _MORE = (8, 6), 16, 0, ()
 # rows that are summed at a time
 _STEP = 128
 
@@ -48,7 +47,7 @@ class Walk:
         extra: Tensor | None,
         bandwidth: Bandwidth,
     ):
-        self.tracks, self.sources, self.targets, self.points = tracks, sources[:2], targets[:2], sources.points
+        self.tracks, self.sources, self.targets = tracks, sources, targets
         self.width = width_of(rows.shape[2], rows.dtype)
         self.rows, self.extra = self.padded(rows), extra
         fixed = isinstance(bandwidth, float)
@@ -133,55 +132,12 @@ class Walk:
             added=out is not None,
             multiplied=products is not None,
             ordered=ordered,
+            passing=not self.tracks.compact and self._head() > room.device(self.rows.device).cache,
         )
-        defines += _MORE
         outputs = (out, out_extra, others, other_extra, products)
         with torch.cuda.device(self.rows.device):
-            if not ordered and self._alone():
-                self._relay(defines, outputs)
-                return
             for i in range(self.tracks.number) if ordered else (None,):
                 self._run(i, defines, whole, length, dims, parts, outputs)
-
-    def _alone(self) -> bool:
-        """Whether tracks have a single node and sources below only, and are enough for blocks of warps."""
-        tracks, processors = self.tracks, room.device(self.rows.device).processors
-        single = tracks.nodes == 1 and not (tracks.both or tracks.compact or tracks.rate)
-        return single and self.problems * tracks.number * self.dims * self.parts >= processors
-
-    def _relay(self, defines: Defines, outputs: tuple) -> None:
-        tracks, size = self.tracks, self.rows.element_size()
-        multiplied = outputs[2] is not None
-        target = 16 * math.ceil((size * tracks.sums * (1 + (multiplied and outputs[0] is not None)) + 8) / 16)
-        each = 32 * (self.width * size * (1 + multiplied) + target + tracks.sums * size)
-        crew = _CREW[multiplied]
-        teams = max(1, min(_RESIDENT, (224 << 10) // each) // crew)
-        defines = (
-            *(pair for pair in defines if pair[0] not in ("RESIDENT",)),
-            ("CREW", crew),
-            ("TEAMS", teams),
-            ("NAP", _NAP),
-        )
-        chunks, totals = min(self.count, _CHUNKS), None
-        if tracks.folded:
-            totals = self.rows.new_empty(self.parts * self.problems * chunks * 2 * self.dims * (self.width + 1))
-            launch.Kernel(RELAY, "sum_halves", defines)(
-                (self.problems * chunks * math.ceil(self.dims / 64), self.parts),
-                (self.width // 4 + 1) * 16,
-                self.points,
-                self.rows,
-                self.extra,
-                totals,
-                self.problems,
-                self.count,
-                self.dims,
-                chunks,
-            )
-        launch.Kernel(RELAY, "relay", defines)(
-            (self.problems * tracks.number * self.dims, self.parts), 32 * crew, *self.sources[:2], *self.targets[:2], self.rows,
-            self.extra, _table(tracks.tables, self.rows.device), self.bandwidth, self.tau, totals, chunks, *outputs,
-            self.problems, tracks.number, self.count, self.number, self.dims, tracks.mirrored, tracks.closed, tracks.negated, shared=crew * each
-        )  # fmt: skip
 
     def _run(self, i, defines, whole, length, some_dims, some_parts, outputs) -> None:
         """All tracks, or only track i."""
@@ -197,6 +153,10 @@ class Walk:
                 self.dims, *flags, length, first, some_dims, part,
             )  # fmt: skip
 
+    def _head(self) -> int:
+        """Bytes of the rows of one head and one block of channels, which are read and written at random."""
+        return (self.count + self.number) * self.width * self.rows.element_size()
+
     def _runs(self, tracks: int, dims: int) -> int:
         """Into how many runs of targets a track is cut: as few as keep the GPU busy and its cache large enough."""
         processors, cache, _ = room.device(self.rows.device)
@@ -204,8 +164,8 @@ class Walk:
         # warps of one head and one run of every track; of the halves of a line each has half the targets
         together = dims * (1 if self.tracks.folded else tracks)
         runs = warps / (together * self.problems * self.parts)
-        # rows of the heads that are walked at a time, read and written at random
-        head = (self.count + self.number) * self.width * self.rows.element_size()
+        # rows of the heads that are walked at a time
+        head = self._head()
         heads = min(warps / together, self.problems)
         if heads * head > cache:
             share = 2 * _SHARE if self.tracks.compact else _SHARE
@@ -231,6 +191,7 @@ def defines_of(
     multiplied: bool,
     ordered: bool,
     parts: int = 1,
+    passing: bool = False,
 ) -> Defines:
     # shared memory: lists of sources and targets, the side, and the rows of targets
     places = (32 * (1 + tracks.halves) if tracks.nodes == 1 else 64 * tracks.nodes) + 2 * _CHUNK
@@ -257,6 +218,7 @@ def defines_of(
         ("SLOPES", int(multiplied and added)),
         ("ORDERED", int(ordered)),
         ("CHUNK", _CHUNK),
+        ("PASSING", int(passing)),
         ("RESIDENT", _resident(tracks, added, multiplied)),
     )
 

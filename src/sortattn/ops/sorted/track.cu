@@ -4,18 +4,12 @@
 // of a polynomial), HALVES (ties count half), RATE (whether there is an exponential), BOTH (sources above count too),
 // COMPACT, FOLDED (0, or 1 and -1 as in `Terms`), PRODUCTS (inner products instead of scattered sums), SLOPES
 // (scattered sums, and inner products with their derivatives), ORDERED (no atomics: one dimension of a head and one
-// track at a time), CHUNK (rows that a lane has on their way at a time), RESIDENT (warps of a multiprocessor that
-// walk).
+// track at a time), CHUNK (rows that a lane has on their way at a time), PASSING (rows that are read leave the
+// second-level cache first), RESIDENT (warps of a multiprocessor that walk).
 
 typedef REAL real;
 typedef long long index_t;
 
-#ifndef PASSING
-#define PASSING 0
-#endif
-#ifndef NAP
-#define NAP 0
-#endif
 constexpr unsigned ALL = 0xffffffffu;
 constexpr int WIDTH = 32 * VEC;
 // channels of a row
@@ -340,7 +334,7 @@ __device__ inline void move_state(Numbers<double> &state, double distance, doubl
 }
 
 #if defined __CUDA_ARCH__ && PASSING
-// For rows that leave the second-level cache first.
+// For rows of sources of a long head: those of targets, which are added to, had better stay in the second-level cache.
 __device__ inline unsigned long long passing() {
     unsigned long long policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
