@@ -84,14 +84,15 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 @pytest.mark.parametrize("name", MAIN)
-def test_a_forward_pass_takes_no_more_than_its_inputs_beside_them_and_the_output(name, shape):
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "not_kept"])
+def test_a_forward_pass_takes_no_more_than_its_inputs_beside_them_and_the_output(name, shape, kept):
     points, middle, constants = inputs_and_constants(name, *shape)
     with Meter(*points) as meter:
-        sums, total, *orders = api._forward(*points, *middle, *constants)
+        sums, total, *orders = api._forward(*points, *middle, *constants, kept)
     assert sums.shape == (*points[0].shape[:2], shape[3])
     assert meter.now == size_of(sums, total, *orders) == size_of(sums, total)
-    # the output is a quotient of the sums, and there are both for a moment
-    assert meter.most <= room_for(points)
+    # the output is a quotient of the sums: there are both for a moment, or it takes their place
+    assert meter.most - (0 if kept else size_of(sums)) <= room_for(points)
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())

@@ -23,11 +23,14 @@ def points(points: Tensor, order: Tensor | None = None) -> Lines:
     return sort_lines(points)
 
 
-def groups(query: Tensor, key: Tensor, value: Tensor, terms: Terms, *, backward: bool = False) -> list[slice]:
+def groups(
+    query: Tensor, key: Tensor, value: Tensor, terms: Terms, *, backward: bool = False, kept: bool = True
+) -> list[slice]:
     """Heads to sort and walk at a time: all that is there beside inputs and results takes no more room than the inputs.
 
     Beside what a group needs, that is the sums of a forward pass, which the output is a quotient of, or their gradient.
-    Where these leave little of it, as with many queries and few keys, a group still has its share.
+    Where these leave little of it, as with many queries and few keys, a group still has its share. Sums that are not
+    `kept` for a backward pass become the output.
     """
     (problems, rows, dims), (_, columns, channels) = query.shape, value.shape
     size, tracks, width = query.element_size(), tracks_of(terms, False), width_of(channels, query.dtype)
@@ -37,9 +40,9 @@ def groups(query: Tensor, key: Tensor, value: Tensor, terms: Terms, *, backward:
     # rows are copied where warps take more channels than there are
     copies = (stride > channels) * (rows + 2 * columns if backward else rows + columns)
     inputs = problems * ((rows + columns) * dims + columns * channels) * size
-    kept = problems * rows * (channels + 1) * size
+    sums = kept * problems * rows * (channels + 1) * size
     # less what is small and what an allocator adds
-    left = max(max(room.WORKSPACE, inputs * 15 // 16) - kept, room.WORKSPACE // 4)
+    left = max(max(room.WORKSPACE, inputs * 15 // 16) - sums, room.WORKSPACE // 4)
     return room.groups(problems, lines + moments + copies * stride * size, left)
 
 
@@ -48,7 +51,7 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sums of values and of weights for all queries, see `cpu.forward`, and no argsorts."""
     sums, total = query.new_empty(*query.shape[:2], value.shape[2]), query.new_empty(query.shape[:2])
-    for some in groups(query, key, value, terms):
+    for some in groups(query, key, value, terms, kept=kept):
         extra = None if weight is None else weight[some]
         tau = bandwidth if isinstance(bandwidth, float) else bandwidth[some]
         # without a name they are gone before the next group is sorted
