@@ -30,6 +30,8 @@ class Lines(NamedTuple):
 
     places: Tensor
     order: Tensor
+    # as they were, `(P, N, D)`
+    points: Tensor
 
 
 def sort_lines(points: Tensor) -> Lines:
@@ -47,7 +49,7 @@ def sort_lines(points: Tensor) -> Lines:
         # what is no finite number stands at zero, as in the kernels; adding zero turns -0.0 into 0.0
         lines = points[some].nan_to_num(0.0, 0.0, 0.0).add_(0.0).transpose(1, 2).contiguous()
         places[some], order[some] = lines.sort(dim=-1, stable=True)
-    return Lines(places, order)
+    return Lines(places, order, points)
 
 
 # next to a short call it takes its time

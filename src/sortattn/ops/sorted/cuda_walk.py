@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...cuda import launch
 from ...cuda.compile import Defines
-from . import room
+from . import cuda_relay, room
 from .cuda_sort import Lines
 from .lines import Bandwidth
 from .tracks import GROUP, Tracks
@@ -66,17 +66,17 @@ class Walk:
 
     def moments(self, tracks: Tracks, defines: Defines) -> Tensor:
         """Those of blocks of sources, and of all before them, see walk.cu."""
-        blocks, table = math.ceil(self.count / tracks.block), _table(tracks.tables, self.rows.device)
+        blocks, table = math.ceil(self.count / tracks.block), self.table(tracks)
         everything, shape = self.problems * tracks.number * self.dims, (tracks.number, self.count, self.dims)
         size = self.problems * tracks.number * tracks.moments(self.count, self.dims, self.width, self.stride)
         moments = torch.empty(size, dtype=self.rows.dtype, device=self.rows.device)
         launch.Kernel(SOURCE, "summarise", defines)(
-            (math.ceil(everything * blocks / _WARPS), self.parts), 32 * _WARPS, *self.sources, self.rows, self.extra,
-            table, self.bandwidth, self.tau, moments, everything, *shape, self.stride, tracks.mirrored,
+            (math.ceil(everything * blocks / _WARPS), self.parts), 32 * _WARPS, *self.sources[:2], self.rows,
+            self.extra, table, self.bandwidth, self.tau, moments, everything, *shape, self.stride, tracks.mirrored,
         )  # fmt: skip
         jobs = everything * (math.ceil(blocks / GROUP) if tracks.compact else 1 + tracks.both)
         launch.Kernel(SOURCE, "accumulate", defines)(
-            (math.ceil(jobs / _WARPS), self.parts), 32 * _WARPS, *self.sources, table, self.bandwidth, self.tau,
+            (math.ceil(jobs / _WARPS), self.parts), 32 * _WARPS, *self.sources[:2], table, self.bandwidth, self.tau,
             moments, everything, *shape, tracks.mirrored,
         )  # fmt: skip
         return moments
@@ -98,6 +98,10 @@ class Walk:
         else:
             out_extra.copy_(constant * self.extra.sum(1, keepdim=True))
         return out
+
+    def table(self, tracks: Tracks) -> Tensor:
+        """Their numbers, where the kernels read them."""
+        return _table(tracks.tables, self.rows.device)
 
     def empty(self, *shape: int) -> Tensor:
         """Room for sums of all heads."""
@@ -136,6 +140,9 @@ class Walk:
         )
         outputs = (out, out_extra, others, other_extra, products)
         with torch.cuda.device(self.rows.device):
+            if products is None and not ordered and cuda_relay.serves(self):
+                cuda_relay.run(self, defines, out, out_extra)
+                return
             for i in range(self.tracks.number) if ordered else (None,):
                 self._run(i, defines, whole, length, dims, parts, outputs)
 
@@ -144,11 +151,11 @@ class Walk:
         tracks = self.tracks if i is None else self.tracks.only(i)
         number, flags = tracks.number, (tracks.mirrored, tracks.closed, tracks.negated)
         heads, runs = self.problems, math.ceil(self.number / length)
-        table = _table(tracks.tables, self.rows.device)
+        table = self.table(tracks)
         moments = None if whole else self.moments(tracks, defines)
         for first, part in itertools.product(range(0, self.dims, some_dims), range(0, self.parts, some_parts)):
             launch.Kernel(SOURCE, "walk", defines)(
-                (heads * number * some_dims * runs, some_parts), 32, *self.sources, *self.targets, self.rows,
+                (heads * number * some_dims * runs, some_parts), 32, *self.sources[:2], *self.targets[:2], self.rows,
                 self.extra, table, self.bandwidth, self.tau, moments, *outputs, heads, number, self.count, self.number,
                 self.dims, *flags, length, first, some_dims, part,
             )  # fmt: skip
