@@ -8,7 +8,7 @@ import torch
 
 import sortattn
 from sortattn.cuda import launch
-from sortattn.ops.sorted import cuda, cuda_sort, cuda_walk, room, sign
+from sortattn.ops.sorted import cuda, cuda_relay, cuda_sort, cuda_walk, room, sign
 from sortattn.ops.sorted.api import _derivative
 from sortattn.ops.sorted.tracks import tracks_of
 
@@ -66,6 +66,15 @@ def test_other_types_and_widths_compile(dtype, width, ordered):
     terms = KERNELS["add_bump"].terms()
     for defines in all_defines(terms, dtype, width, ordered):
         assert b"walk" in machine_code(cuda_walk.SOURCE, defines, "sm_90")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("width", "passing"), [(32, False), (64, False), (64, True)])
+def test_relays_compile(width, passing, architecture):
+    walking = next(all_defines(KERNELS["add_riesz"].terms(), width=width, passing=passing))
+    code = machine_code(cuda_relay.SOURCE, cuda_relay.defines_of(walking), architecture)
+    for entry in (b"sum_halves", b"relay"):
+        assert entry in code
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

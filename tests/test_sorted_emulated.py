@@ -111,6 +111,32 @@ def test_sums_and_gradients_match_the_definition(name, shape, kind, emulated, mo
         assert error < (2e-6 if part in ("output", "value") else 1e-5), (part, error)
 
 
+@pytest.mark.parametrize("kind", ["normal", "ties", "zeros", "one sided"])
+def test_rows_of_a_single_node_are_read_once(kind, emulated, monkeypatch):
+    """By blocks of warps that hand their sums on; with more stretches than warps, and masked keys."""
+    entries = []
+
+    class Listed(EmulatedKernel):
+        def __init__(self, source, entry, defines=()):
+            entries.append(entry)
+            super().__init__(source, entry, defines)
+
+    monkeypatch.setattr(launch, "Kernel", Listed)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    query, key, value = points(kind, 1, 300, 1900, 2, 50)
+    if kind == "zeros":
+        query, key = query.relu(), key.relu()
+    if kind == "one sided":
+        query, key = query.abs() + 0.1, key.abs() + 0.1
+    mask = torch.rand(1, 1900, generator=torch.Generator().manual_seed(4)) < 0.7
+    output = sortattn.kernel_attention(query, key, value, "add_riesz", key_mask=mask, backend="sorted")
+    wide = (part.double() for part in (query, key, value))
+    expected = sortattn.kernel_attention(*wide, "add_riesz", key_mask=mask, backend="reference")
+    assert (output - expected).norm() < 1e-6 * expected.norm()
+    assert {"sum_halves", "relay"} <= set(entries)
+    assert "summarise" not in entries
+
+
 @pytest.mark.parametrize("name", ["add_riesz", "add_bump"])
 def test_inputs_of_16_bits_have_gradients_in_their_own_type(name, emulated):
     given = [part.bfloat16() for part in points("normal", 2, 40, 50, 2, 5)]
