@@ -72,7 +72,7 @@ def test_other_types_and_widths_compile(dtype, width, ordered):
 @pytest.mark.parametrize(("width", "passing"), [(32, False), (64, False), (64, True)])
 def test_relays_compile(width, passing, architecture):
     walking = next(all_defines(KERNELS["add_riesz"].terms(), width=width, passing=passing))
-    code = machine_code(cuda_relay.SOURCE, cuda_relay.defines_of(walking), architecture)
+    code = machine_code(cuda_relay.SOURCE, cuda_relay.defines_of(walking, 1 + (width == 64)), architecture)
     for entry in (b"sum_halves", b"relay"):
         assert entry in code
 
@@ -204,7 +204,7 @@ def test_without_atomics_two_warps_that_run_at_a_time_have_different_targets(nam
     on_a_gpu(monkeypatch, Recorder)
     terms = KERNELS[name].terms()
     dims, channels = 3, 200
-    lines = cuda.Lines(torch.zeros(2, dims, 40), torch.zeros(2, dims, 40, dtype=torch.int32))
+    lines = cuda.Lines(torch.zeros(2, dims, 40), torch.zeros(2, dims, 40, dtype=torch.int32), torch.zeros(2, 40, dims))
     rows, extra = torch.zeros(2, 40, channels), torch.zeros(2, 40)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     cuda.scatter(lines, lines, rows, extra, terms, 1.0, False)

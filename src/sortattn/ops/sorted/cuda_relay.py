@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from .cuda_walk import Walk
 
 SOURCE = Path(__file__).with_name("relay.cu")
-# warps of a block, and blocks of a multiprocessor
-_CREW, _TEAMS = 12, 2
+# warps of a multiprocessor
+_WARPS = 24
 # of the sources, those that are summed by themselves for the halves of a folded line
 _CHUNKS = 16
 # dimensions of a block that sums them, and of one of its threads, and channels of a thread; as in relay.cu
@@ -28,19 +28,26 @@ def serves(walk: "Walk") -> bool:
     several = tracks.both or tracks.compact or tracks.nodes > 1
     return (
         not (several or tracks.rate or tracks.halves or tracks.folded < 0)
-        and walk.problems * tracks.number * walk.dims * walk.parts >= device.processors * _TEAMS
-        and _TEAMS * _shared(walk) <= device.shared
+        and walk.problems * tracks.number * walk.dims * walk.parts >= 2 * device.processors
+        and _WARPS * _station(walk) <= device.shared
     )
 
 
-def defines_of(walking: Defines) -> Defines:
-    """From the macros of a walk."""
-    return (*(pair for pair in walking if pair[0] != "RESIDENT"), ("CREW", _CREW), ("TEAMS", _TEAMS))
+def defines_of(walking: Defines, teams: int) -> Defines:
+    """From the macros of a walk, with so many blocks of a multiprocessor."""
+    return (*(pair for pair in walking if pair[0] != "RESIDENT"), ("CREW", _WARPS // teams), ("TEAMS", teams))
+
+
+def _teams(walk: "Walk") -> int:
+    """Blocks of a multiprocessor: two, if the rows of the heads that are then walked at a time fit into the cache."""
+    processors, cache, _ = room.device(walk.rows.device)
+    return 2 if 2 * processors * walk.head() <= cache * walk.tracks.number * walk.dims else 1
 
 
 def run(walk: "Walk", walking: Defines, out: Tensor, out_extra: Tensor) -> None:
     """Add the sums for all targets to `out` and `out_extra`."""
-    tracks, defines = walk.tracks, defines_of(walking)
+    tracks, teams = walk.tracks, _teams(walk)
+    defines = defines_of(walking, teams)
     chunks, totals = min(walk.count, _CHUNKS), None
     if tracks.folded:
         totals = walk.empty(walk.parts * chunks * 2 * walk.dims * (walk.width + 1))
@@ -50,15 +57,15 @@ def run(walk: "Walk", walking: Defines, out: Tensor, out_extra: Tensor) -> None:
             walk.rows, walk.extra, totals, walk.problems, walk.count, walk.dims, chunks,
         )  # fmt: skip
     launch.Kernel(SOURCE, "relay", defines)(
-        (walk.problems * tracks.number * walk.dims, walk.parts), 32 * _CREW, *walk.sources[:2], *walk.targets[:2],
-        walk.rows, walk.extra, walk.table(tracks), walk.bandwidth, walk.tau, totals, chunks, out, out_extra,
-        walk.problems, tracks.number, walk.count, walk.number, walk.dims, tracks.mirrored, tracks.closed,
-        shared=_shared(walk),
+        (walk.problems * tracks.number * walk.dims, walk.parts), 32 * (_WARPS // teams), *walk.sources[:2],
+        *walk.targets[:2], walk.rows, walk.extra, walk.table(tracks), walk.bandwidth, walk.tau, totals, chunks, out,
+        out_extra, walk.problems, tracks.number, walk.count, walk.number, walk.dims, tracks.mirrored, tracks.closed,
+        shared=_WARPS // teams * _station(walk),
     )  # fmt: skip
 
 
-def _shared(walk: "Walk") -> int:
-    """The shared memory of a block: of every warp thirty-two rows, targets and weights."""
+def _station(walk: "Walk") -> int:
+    """The shared memory of a warp: thirty-two rows, targets and weights."""
     size = walk.rows.element_size()
     target = 16 * math.ceil((size * walk.tracks.sums + 8) / 16)
-    return _CREW * 32 * (walk.width * size + target + size * walk.tracks.sums)
+    return 32 * (walk.width * size + target + size * walk.tracks.sums)

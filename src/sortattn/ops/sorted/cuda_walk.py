@@ -136,7 +136,7 @@ class Walk:
             added=out is not None,
             multiplied=products is not None,
             ordered=ordered,
-            passing=not self.tracks.compact and self._head() > room.device(self.rows.device).cache,
+            passing=not self.tracks.compact and self.head() > room.device(self.rows.device).cache,
         )
         outputs = (out, out_extra, others, other_extra, products)
         with torch.cuda.device(self.rows.device):
@@ -160,7 +160,7 @@ class Walk:
                 self.dims, *flags, length, first, some_dims, part,
             )  # fmt: skip
 
-    def _head(self) -> int:
+    def head(self) -> int:
         """Bytes of the rows of one head and one block of channels, which are read and written at random."""
         return (self.count + self.number) * self.width * self.rows.element_size()
 
@@ -172,7 +172,7 @@ class Walk:
         together = dims * (1 if self.tracks.folded else tracks)
         runs = warps / (together * self.problems * self.parts)
         # rows of the heads that are walked at a time
-        head = self._head()
+        head = self.head()
         heads = min(warps / together, self.problems)
         if heads * head > cache:
             share = 2 * _SHARE if self.tracks.compact else _SHARE

@@ -64,8 +64,15 @@ extern "C" __global__ void __launch_bounds__(SUMMERS, 3)
         int i = first + int(threadIdx.x);
         next_scalar = threadIdx.x < TILE && i < some ? scalars[int(chunk + i * chunks)] : real(0);
     };
-    // those above zero, and all
-    real above[EIGHT][FOUR] = {}, all[FOUR] = {};
+    // a thread's sums over a tile, of those above zero and, last, of all; and over all tiles, by steps, as rounding
+    // would add up
+    __shared__ real sums[EIGHT + 1][FOUR][SUMMERS];
+    real sum[EIGHT + 1][FOUR];
+#pragma unroll
+    for (int i = 0; i <= EIGHT; i++) {
+#pragma unroll
+        for (int k = 0; k < FOUR; k++) sums[i][k][threadIdx.x] = sum[i][k] = real(0);
+    }
     fetch(0);
     for (int first = 0; first < some; first += TILE) {
         __syncthreads();
@@ -89,9 +96,17 @@ extern "C" __global__ void __launch_bounds__(SUMMERS, 3)
 #pragma unroll
             for (int k = 0; k < FOUR; k++) {
                 real x = values[n][column + k];
-                all[k] += x;
 #pragma unroll
-                for (int i = 0; i < EIGHT; i++) above[i][k] += shares[n][row + i] * x;
+                for (int i = 0; i < EIGHT; i++) sum[i][k] += shares[n][row + i] * x;
+                sum[EIGHT][k] += x;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i <= EIGHT; i++) {
+#pragma unroll
+            for (int k = 0; k < FOUR; k++) {
+                sums[i][k][threadIdx.x] += sum[i][k];
+                sum[i][k] = real(0);
             }
         }
     }
@@ -102,8 +117,9 @@ extern "C" __global__ void __launch_bounds__(SUMMERS, 3)
         for (int k = 0; k < FOUR; k++) {
             index_t line = first_dim + row + i;
             if (line >= dims || column + k > WIDTH) continue;
-            totals[line * (WIDTH + 1) + column + k] = above[i][k];
-            totals[(dims + line) * (WIDTH + 1) + column + k] = all[k] - above[i][k];
+            real above = sums[i][k][threadIdx.x];
+            totals[line * (WIDTH + 1) + column + k] = above;
+            totals[(dims + line) * (WIDTH + 1) + column + k] = sums[EIGHT][k][threadIdx.x] - above;
         }
     }
 }
