@@ -39,9 +39,10 @@ def defines_of(walking: Defines, teams: int) -> Defines:
 
 
 def _teams(walk: "Walk") -> int:
-    """Blocks of a multiprocessor: two, if the rows of the heads that are then walked at a time fit into the cache."""
+    """Blocks of a multiprocessor: two, if the rows of the heads that are then walked at a time take half the cache."""
     processors, cache, _ = room.device(walk.rows.device)
-    return 2 if 2 * processors * walk.head() <= cache * walk.tracks.number * walk.dims else 1
+    heads = 2 * processors / (walk.tracks.number * walk.dims)
+    return 2 if heads * walk.head() <= cache / 2 else 1
 
 
 def run(walk: "Walk", walking: Defines, out: Tensor, out_extra: Tensor) -> None:
