@@ -1,13 +1,18 @@
-"""From sums to attention in one kernel each way: on a GPU the many small ones of `normalise` take longer to launch."""
+"""From sums to attention in one kernel each way.
+
+On a GPU the many small ones of `normalise` take longer to launch; on the CPU they make tensors of the size of the sums.
+"""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ... import threads
 from ...cuda.launch import Kernel
-from ...normalise import reciprocal, through_quotient
 from ..batching import fold, unfold
 from ..direct import direct
 
@@ -15,6 +20,8 @@ _SOURCE = Path(__file__).with_name("quotient.cu")
 _REALS = {torch.float32: "float", torch.float64: "double"}
 # numbers that a block looks at, at least; as in quotient.cu
 _LOOK, _THREADS, _WARPS = 1 << 15, 256, 8
+# integers of the size of a number, and its exponent of all ones
+_BITS = {torch.float32: (np.int32, np.int32(0x7F800000)), torch.float64: (np.int64, np.int64(0x7FF << 52))}
 
 
 def _unfit(query: Tensor, key: Tensor, value: Tensor, group: int) -> Tensor:
@@ -22,9 +29,7 @@ def _unfit(query: Tensor, key: Tensor, value: Tensor, group: int) -> Tensor:
     parts = [part.detach().contiguous() for part in (query, key, value)]
     problems = query.shape[0]
     if not query.is_cuda:
-        queries, keys, values = (~part.isfinite().all(2) for part in parts)
-        queries = queries.reshape(problems, group, query.shape[1] // group)
-        return (queries.any(2) | keys.any(1, keepdim=True) | values.any(1, keepdim=True)).int()
+        return _unfit_on_cpu(*parts, group)
     found = torch.zeros(problems, group, dtype=torch.int32, device=query.device)
     sizes = [part.numel() // max(problems, 1) for part in parts]
     sizes[0] //= group
@@ -40,7 +45,9 @@ def _quotient(sums: Tensor, total: Tensor, unfit: Tensor, floor: float) -> Tenso
     problems, number, channels = sums.shape
     each = number // unfit.shape[1]
     if not sums.is_cuda:
-        return sums * (_poison(unfit, each, sums) * reciprocal(total, floor))[..., None]
+        rows = torch.empty(sums.shape, dtype=sums.dtype)
+        _divide_on_cpu(sums.contiguous(), total, unfit, floor, rows)
+        return rows
     rows = torch.empty(sums.shape, dtype=sums.dtype, device=sums.device)
     if sums.stride(2) != 1 or sums.stride(0) != number * sums.stride(1):
         sums = sums.contiguous()
@@ -58,13 +65,12 @@ def _quotient_backward(grad: Tensor, sums: Tensor, total: Tensor, unfit: Tensor,
     grad, sums, total = (part.detach().contiguous() for part in (grad, sums, total))
     problems, number, channels = grad.shape
     each = number // unfit.shape[1]
-    if not grad.is_cuda:
-        poison = _poison(unfit, each, grad)
-        # where the rows of an unfit head are NaN, so is the gradient of their total, if it has any
-        rows = sums * (poison * reciprocal(total, floor))[..., None]
-        by_sums, by_total = through_quotient(grad, rows, total, floor)
-        return by_sums * poison[..., None], by_total
     by_sums, by_total = torch.empty_like(grad), torch.empty_like(total)
+    if not grad.is_cuda:
+        from .rows import divide_rows_backward
+
+        _each_head(divide_rows_backward, (grad, sums, total), unfit, floor, (by_sums, by_total))
+        return by_sums, by_total
     if total.numel():
         with torch.cuda.device(grad.device):
             _kernel("divide_backward", grad)(
@@ -74,8 +80,54 @@ def _quotient_backward(grad: Tensor, sums: Tensor, total: Tensor, unfit: Tensor,
     return by_sums, by_total
 
 
-def _poison(unfit: Tensor, each: int, like: Tensor) -> Tensor:
-    return torch.where(unfit == 0, 1.0, torch.nan).to(like.dtype).repeat_interleave(each, 1)
+def _in_place(sums: Tensor, total: Tensor, unfit: Tensor, floor: float) -> Tensor:
+    """`_quotient` where nobody asks for a gradient: on the CPU the rows take the place of the sums."""
+    if sums.is_cuda or not sums.is_contiguous():
+        return _quotient(sums, total, unfit, floor)
+    _divide_on_cpu(sums, total.contiguous(), unfit, floor, sums)
+    return sums
+
+
+def _unfit_on_cpu(query: Tensor, key: Tensor, value: Tensor, group: int) -> Tensor:
+    from .rows import all_finite
+
+    problems = query.shape[0]
+    integer, exponent = _BITS[query.dtype]
+    queries, *shared = (part.flatten(1).numpy().view(integer) for part in (query, key, value))
+    queries = queries.reshape(problems, group, queries.shape[1] // group)
+    found = torch.empty(problems, group, dtype=torch.int32)
+
+    def task(p):
+        fit = all(all_finite(part[p], exponent) for part in shared)
+        for head in range(group):
+            found[p, head] = not (fit and all_finite(queries[p, head], exponent))
+
+    threads.run(task, [(p,) for p in range(problems)])
+    return found
+
+
+def _divide_on_cpu(sums: Tensor, total: Tensor, unfit: Tensor, floor: float, rows: Tensor) -> None:
+    from .rows import divide_rows
+
+    _each_head(divide_rows, (sums, total), unfit, floor, (rows,))
+
+
+def _each_head(
+    function: Callable[..., None], given: tuple[Tensor, ...], unfit: Tensor, floor: float, results: tuple[Tensor, ...]
+) -> None:
+    """Call a compiled function for every head: the queries of a group are heads of their own."""
+    heads = unfit.numel()
+    spoilt, tiny = unfit.flatten().tolist(), torch.finfo(given[0].dtype).tiny
+    given, results = (
+        [part.view(heads, part.shape[1] // unfit.shape[1], *part.shape[2:]).numpy() for part in parts]
+        for parts in (given, results)
+    )
+
+    def task(head):
+        parts, into = ([part[head] for part in some] for some in (given, results))
+        function(*parts, bool(spoilt[head]), floor, tiny, *into)
+
+    threads.run(task, [(head,) for head in range(heads)])
 
 
 def _kernel(entry: str, like: Tensor) -> Kernel:
@@ -114,7 +166,7 @@ def _backward(ctx, grad):
 
 quotient.register_autograd(_backward, setup_context=_setup)
 
-quotient_directly = direct(quotient, _quotient, _setup, _backward)
+quotient_directly = direct(quotient, _quotient, _setup, _backward, _in_place)
 
 
 @unfit.register_vmap
