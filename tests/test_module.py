@@ -193,13 +193,37 @@ def test_training_lowers_the_loss(device):
     ("arguments", "message"),
     [
         ({"embed_dim": 10, "num_heads": 3}, "embed_dim must be a multiple of num_heads, got 10 and 3"),
-        ({"embed_dim": 12, "num_heads": 0}, "embed_dim must be a multiple of num_heads, got 12 and 0"),
+        ({"embed_dim": 12, "num_heads": 0}, "num_heads must be a whole number from 1, got 0"),
+        ({"embed_dim": -12, "num_heads": 4}, "embed_dim must be a whole number from 1, got -12"),
+        ({"embed_dim": "12", "num_heads": 4}, "embed_dim must be a whole number from 1, got '12'"),
+        ({"embed_dim": 12.0, "num_heads": 4}, "embed_dim must be a whole number from 1, got 12.0"),
+        ({"embed_dim": 12, "num_heads": 4, "key_dim": 0}, "key_dim must be a whole number from 1, got 0"),
+        ({"embed_dim": 12, "num_heads": 4, "value_dim": 2.5}, "value_dim must be a whole number from 1, got 2.5"),
         ({"embed_dim": 12, "num_heads": 4, "kv_heads": 3}, "num_heads must be a multiple of kv_heads, got 4 and 3"),
-        ({"embed_dim": 12, "num_heads": 4, "kv_heads": 0}, "num_heads must be a multiple of kv_heads, got 4 and 0"),
+        ({"embed_dim": 12, "num_heads": 4, "kv_heads": 0}, "kv_heads must be a whole number from 1, got 0"),
         ({"embed_dim": 12, "num_heads": 4, "bandwidth": -1.0}, "bandwidth must be positive, got -1.0"),
         ({"embed_dim": 12, "num_heads": 4, "kernel": "cosine"}, "unknown kernel 'cosine', expected one of softmax, "),
+        ({"embed_dim": 12, "num_heads": 4, "backend": "cuda"}, "unknown backend 'cuda', expected one of auto, "),
     ],
 )
 def test_wrong_sizes_are_told(arguments, message):
     with pytest.raises(ValueError, match=message):
         sortattn.KernelAttention(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"query": torch.ones(2, 5, 7)}, r"query must be a tensor of shape \(..., length, 8\), got \(2, 5, 7\)"),
+        ({"query": torch.ones(8)}, r"query must be a tensor of shape \(..., length, 8\), got \(8,\)"),
+        ({"query": [[1.0] * 8]}, r"query must be a tensor of shape \(..., length, 8\), got list"),
+        ({"key": torch.ones(2, 5, 8)}, r"key must be a tensor of shape \(..., length, 6\), got \(2, 5, 8\)"),
+        ({"value": torch.ones(2, 5, 8)}, r"value must be a tensor of shape \(..., length, 3\), got \(2, 5, 8\)"),
+        ({"key_mask": torch.ones(2, 6) > 0}, r"\(B, N\) = \(2, 5\), .*, got shape \(2, 6\)"),
+    ],
+)
+def test_wrong_inputs_are_told(inputs, message):
+    module = sortattn.KernelAttention(8, 2, key_dim=6, value_dim=3)
+    good = {"query": torch.ones(2, 4, 8), "key": torch.ones(2, 5, 6), "value": torch.ones(2, 5, 3)}
+    with pytest.raises(ValueError, match=message):
+        module(**{**good, **inputs})

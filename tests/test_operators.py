@@ -13,7 +13,7 @@ from .definition import FORWARD
 SHAPE = Shape((2,), 5, 7, 3, 2)
 OPERATORS = {
     "sided_sum", "sided_sum_backward", "tiled_sum", "tiled_sum_backward", "sign_dot", "sign_dot_backward",
-    "collect", "project", "spread", "grid_plan", "grid_collect", "grid_read",
+    "collect", "project", "spread", "unfit", "quotient", "quotient_backward", "grid_plan", "grid_collect", "grid_read",
     "grid_weights_backward", "grid_causal", "grid_causal_backward",
 }  # fmt: skip
 

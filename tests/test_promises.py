@@ -83,6 +83,22 @@ def test_sixteen_bits_cost_no_more_than_rounding_the_output(case, backend, dtype
 
 
 @shifts
+@every_pair
+@pytest.mark.parametrize(
+    ("length", "bound"),
+    [(16_384, 2e-6), pytest.param(131_072, 5e-6, marks=pytest.mark.slow)],
+    ids=["N16384", "N131072"],
+)
+def test_every_kernel_and_backend_in_float32_with_many_keys(case, backend, length, bound, shift, device):
+    if refusal(backend, case, device) or (case.name == "softmax" and shift):
+        return
+    inputs = inputs_for(case, Shape((1,), 8, length, 8, 16), torch.float32, device, shift)
+    exact = [part.double() for part in inputs]
+    expected = sortattn.kernel_attention(*exact, case.kernel, backend="reference")
+    assert_close(sortattn.kernel_attention(*inputs, case.kernel, backend=backend), expected, bound)
+
+
+@shifts
 @main_kernels
 def test_sorted_sums_in_float32_at_16384(name, shift, device):
     if refusal("sorted", CASES[name], device):

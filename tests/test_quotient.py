@@ -1,4 +1,4 @@
-"""The quotient that the sorted backend takes on a GPU, against `normalise`, which all others take."""
+"""The quotient that the sorted backend takes, against `normalise`, which others take."""
 
 import pytest
 import torch
@@ -53,10 +53,40 @@ def test_the_rows_may_be_changed_in_place(call, device):
         torch.testing.assert_close(got, wanted)
 
 
+@pytest.mark.parametrize("floor", [0.0, 0.5])
+def test_without_gradients_the_rows_take_the_place_of_the_sums(floor):
+    problem, sums, total = inputs("cpu", group=3)
+    found = unfit(problem.query, problem.key, problem.value, 3)
+    expected = quotient(sums, total, found, floor).detach()
+    with torch.no_grad():
+        # sums of another layout than rows are left alone
+        apart = sums.detach().mT.contiguous().mT
+        torch.testing.assert_close(quotient_directly(apart, total, found, floor), expected, rtol=0, atol=0)
+        assert torch.equal(apart, sums)
+        rows = quotient_directly(sums.detach(), total, found, floor)
+    assert rows.data_ptr() == sums.data_ptr()
+    torch.testing.assert_close(rows, expected, rtol=0, atol=0)
+
+
 def test_nothing_to_divide(device):
     problem, sums, total = inputs(device, rows=0)
     found = unfit(problem.query, problem.key, problem.value, 1)
     assert quotient(sums, total, found, 0.0).shape == (6, 0, 6)
+    none = [part[:0] for part in (problem.query, problem.key, problem.value, sums, total)]
+    found = unfit(*none[:3], 1)
+    assert quotient(*none[3:], found, 0.0).shape == (0, 0, 6)
+
+
+@pytest.mark.parametrize("real", [torch.float32, torch.float64])
+@pytest.mark.parametrize("number", [torch.nan, -torch.nan, torch.inf, -torch.inf])
+def test_a_number_that_is_none_is_found_wherever_it_stands(number, real, device):
+    largest = torch.finfo(real).max
+    for place in (0, 1, 100, 200):
+        numbers = torch.full((2, 67, 3), largest, dtype=real, device=device)
+        assert unfit(numbers, -numbers, numbers, 1).tolist() == [[0], [0]]
+        spoilt = numbers.clone()
+        spoilt[1].view(-1)[place] = number
+        assert unfit(numbers, spoilt, numbers, 1).ne(0).tolist() == [[False], [True]]
 
 
 def test_the_operators_keep_the_rules_of_torch(device):

@@ -1,5 +1,8 @@
 """Wrong arguments: the type of the exception, and a message with what was expected and what came."""
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
 import torch
 
@@ -41,6 +44,7 @@ WRONG = {
         ValueError,
         "unknown backend 'cuda', expected one of auto, reference, tiled, sorted",
     ),
+    "backend_list": ({"backend": ["tiled"]}, ValueError, r"unknown backend \['tiled'\], expected one of auto, "),
     "grid_softmax": (
         {"backend": "grid", "kernel": "softmax"},
         RuntimeError,
@@ -73,6 +77,11 @@ WRONG = {
         {"query": torch.ones(2, 4, 5, 3, dtype=torch.complex64)},
         TypeError,
         "query must be float64, .* got torch.complex64",
+    ),
+    "sparse_value": (
+        {"value": torch.ones(2, 4, 7, 6).to_sparse()},
+        TypeError,
+        "value must be a dense tensor, got torch.sparse_coo",
     ),
     "flat_key": ({"key": torch.ones(3)}, ValueError, r"key must have shape \(..., length, channels\), got \(3,\)"),
     "mixed_dtypes": (
@@ -112,6 +121,10 @@ WRONG = {
         r"leading dimensions .* must broadcast, got \(2, 4, 5, 3\), \(2, 2, 7, 3\) and \(2, 2, 7, 6\) "
         r"\(fewer key heads than query heads need enable_gqa=True\)",
     ),
+    # flags
+    "causal_text": ({"is_causal": "no"}, TypeError, "is_causal must be True or False, got str"),
+    "causal_tensor": ({"is_causal": true(1)}, TypeError, "is_causal must be True or False, got Tensor"),
+    "group_number": ({"enable_gqa": 2}, TypeError, "enable_gqa must be True or False, got int"),
     # grouped queries
     "group_no_multiple": (
         {"key": torch.ones(2, 3, 7, 3), "value": torch.ones(2, 3, 7, 6), "enable_gqa": True},
@@ -140,6 +153,11 @@ WRONG = {
         MASK + ", True where the key takes part, got torch.float32",
     ),
     "mask_list": ({"key_mask": [[True] * 7] * 2}, TypeError, MASK + ", True where the key takes part, got list"),
+    "mask_sparse": (
+        {"key_mask": true(2, 7).to_sparse()},
+        TypeError,
+        MASK + ", True where the key takes part, got torch.sparse_coo",
+    ),
     "mask_dense": (
         {"key_mask": true(5, 7)},
         ValueError,
@@ -163,6 +181,12 @@ WRONG = {
     "bandwidth_zero": ({"bandwidth": 0.0}, ValueError, "bandwidth must be positive, got 0.0"),
     "bandwidth_negative": ({"bandwidth": -1}, ValueError, "bandwidth must be positive, got -1"),
     "bandwidth_nan": ({"bandwidth": float("nan")}, ValueError, "bandwidth must be positive, got nan"),
+    "bandwidth_infinite": ({"bandwidth": float("inf")}, ValueError, "bandwidth must be finite, got inf"),
+    "bandwidth_of_a_head": (
+        {"bandwidth": torch.tensor([1.0, 0.0, -2.0, 1.0])},
+        ValueError,
+        r"bandwidth must be positive, got \[1.0, 0.0, -2.0, 1.0\]",
+    ),
     "bandwidth_text": ({"bandwidth": "1"}, TypeError, "bandwidth must be a number, a tensor or None, got str"),
     "bandwidth_bool": ({"bandwidth": True}, TypeError, "bandwidth must be a number, a tensor or None, got bool"),
     "bandwidth_integers": (
@@ -227,13 +251,14 @@ def test_all_tensors_may_be_on_the_meta_device():
 SPLINES = {
     "unsorted": (
         {"nodes": [1.0, 0.0], "slopes": [0.0, 1.0, 0.0]},
-        r"nodes must be strictly ascending, got \[1.0, 0.0\]",
+        r"nodes must be finite and strictly ascending, got \[1.0, 0.0\]",
     ),
     "repeated": (
         {"nodes": [0.0, 0.0], "slopes": [0.0, 1.0, 0.0]},
-        r"nodes must be strictly ascending, got \[0.0, 0.0\]",
+        r"nodes must be finite and strictly ascending, got \[0.0, 0.0\]",
     ),
-    "nan": ({"nodes": [0.0, float("nan")], "slopes": [0.0, 1.0, 0.0]}, "nodes must be strictly ascending"),
+    "nan": ({"nodes": [0.0, float("nan")], "slopes": [0.0, 1.0, 0.0]}, "nodes must be finite and strictly ascending"),
+    "infinite": ({"nodes": [float("inf")], "slopes": [0.0, 1.0]}, r"nodes must be finite .*, got \[inf\]"),
     "none": ({"nodes": [], "slopes": [1.0]}, "nodes must hold at least one number, got none"),
     "few_slopes": (
         {"nodes": [0.0, 1.0], "slopes": [0.0, 1.0]},
@@ -254,6 +279,30 @@ SPLINES = {
 def test_a_wrong_spline_is_told_what_was_expected(options, message):
     with pytest.raises(ValueError, match=message):
         sortattn.Spline(**options)
+
+
+NO_NUMBERS = {
+    "nodes_none": ({"nodes": None}, "nodes must be a sequence of numbers or a 1-D float tensor, got None"),
+    "nodes_number": ({"nodes": 1.0}, "nodes must be a sequence of numbers .*, got 1.0"),
+    "slopes_text": ({"slopes": "ab"}, "slopes must be a sequence of numbers .*, got 'ab'"),
+    "jumps_integers": ({"jumps": integers(1)}, "jumps must be .* a 1-D float tensor, got torch.int64"),
+    "offset_text": ({"offset": "1"}, r"offset must be a number or a tensor of one, of shape \(\), got '1'"),
+    "offset_vector": ({"offset": torch.ones(2)}, r"offset must be a number .*, got tensor\(\[1., 1.\]\)"),
+    "bandwidth_text": ({"bandwidth": "1"}, "bandwidth must be a number, got str"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), NO_NUMBERS.values(), ids=NO_NUMBERS.keys())
+def test_a_spline_of_no_numbers_is_told_so(options, message):
+    with pytest.raises(TypeError, match=message):
+        sortattn.Spline(**{"nodes": [0.0], "slopes": [0.0, 1.0], **options})
+
+
+def test_any_real_number_is_a_bandwidth():
+    given = arguments()
+    expected = sortattn.kernel_attention(**given, bandwidth=0.5)
+    for half in (np.float32(0.5), np.float64(0.5), Fraction(1, 2)):
+        assert torch.equal(sortattn.kernel_attention(**given, bandwidth=half), expected)
 
 
 @pytest.mark.parametrize("bandwidth", [0.0, -1.0, float("nan")])

@@ -113,7 +113,7 @@ def takes_16_bits(name: str, query: object, kernel: Kernel | None = None, bandwi
 
 def named(name: str) -> ModuleType | Grid:
     """The backend of that name; only the grid takes a setting, as in `"grid:128"`."""
-    plain, colon, setting = name.partition(":") if isinstance(name, str) else (name, "", "")
+    plain, colon, setting = name.partition(":") if isinstance(name, str) else ("", "", "")
     if plain not in _MODULES or (colon and (plain != "grid" or not setting)):
         raise ValueError(f"unknown backend {name!r}, expected one of {', '.join(NAMES)} or grid:NODES")
     return Grid(setting) if setting else _MODULES[plain]

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import ClassVar
 
 import torch
@@ -247,7 +248,7 @@ class PolynomialExponential(SidedKernel):
 
     def __init__(self, coefficients: Coefficients, *, bandwidth: float = 1.0):
         self.coefficients = _vector("coefficients", coefficients)
-        self.bandwidth = _positive(bandwidth)
+        self.bandwidth = positive(bandwidth)
         if not len(self.coefficients):
             raise ValueError("coefficients must hold at least one number, got none")
 
@@ -310,12 +311,14 @@ class Spline(SidedKernel):
         self.slopes = _vector("slopes", slopes)
         count = len(self.nodes)
         self.jumps = torch.zeros(count, dtype=torch.float64) if jumps is None else _vector("jumps", jumps)
-        self.offset = torch.as_tensor(offset, dtype=None if isinstance(offset, Tensor) else torch.float64)
-        self.bandwidth = _positive(bandwidth)
+        if not (isinstance(offset, Tensor) and offset.dim() == 0) and not isinstance(offset, Real):
+            raise TypeError(f"offset must be a number or a tensor of one, of shape (), got {offset!r}")
+        self.offset = offset if isinstance(offset, Tensor) else torch.tensor(float(offset), dtype=torch.float64)
+        self.bandwidth = positive(bandwidth)
         if count == 0:
             raise ValueError("nodes must hold at least one number, got none")
-        if not bool((self.nodes.diff() > 0).all()):
-            raise ValueError(f"nodes must be strictly ascending, got {self.nodes.tolist()}")
+        if not bool((self.nodes.diff() > 0).all() and self.nodes.isfinite().all()):
+            raise ValueError(f"nodes must be finite and strictly ascending, got {self.nodes.tolist()}")
         if len(self.slopes) != count + 1:
             raise ValueError(f"slopes must have one entry more than nodes ({count + 1}), got {len(self.slopes)}")
         if len(self.jumps) != count:
@@ -431,16 +434,29 @@ def _spline_terms(nodes: Coefficients, below: Tensor, compact: bool) -> Terms:
     return Terms(torch.as_tensor(nodes, dtype=torch.float64), below, torch.zeros_like(below), 0.0, compact)
 
 
-def _vector(name: str, numbers: Coefficients) -> Tensor:
-    vector = numbers if isinstance(numbers, Tensor) else torch.tensor(list(numbers), dtype=torch.float64)
-    if vector.dim() != 1 or not vector.is_floating_point():
-        raise ValueError(f"{name} must be a sequence of numbers or a 1-D float tensor, got shape {tuple(vector.shape)}")
+def _vector(name: str, given: Coefficients) -> Tensor:
+    expected = f"{name} must be a sequence of numbers or a 1-D float tensor"
+    vector = given
+    if not isinstance(given, Tensor):
+        try:
+            vector = torch.tensor(list(given), dtype=torch.float64)
+        except (TypeError, ValueError):
+            raise TypeError(f"{expected}, got {given!r}") from None
+    if vector.dim() != 1:
+        raise ValueError(f"{expected}, got shape {tuple(vector.shape)}")
+    if not vector.is_floating_point():
+        raise TypeError(f"{expected}, got {vector.dtype}")
     return vector
 
 
-def _positive(bandwidth: float) -> float:
+def positive(bandwidth: float, expected: str = "a number") -> float:
+    """The bandwidth, if it is one that a kernel can have."""
+    if isinstance(bandwidth, bool) or not isinstance(bandwidth, (int, float, Real)):
+        raise TypeError(f"bandwidth must be {expected}, got {type(bandwidth).__name__}")
     if not bandwidth > 0:
         raise ValueError(f"bandwidth must be positive, got {bandwidth}")
+    if bandwidth == math.inf:
+        raise ValueError("bandwidth must be finite, got inf")
     return float(bandwidth)
 
 

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from .attention import kernel_attention
-from .kernels import Kernel, resolve
+from .choose import named
+from .kernels import Kernel, positive, resolve
 
 
 class KernelAttention(nn.Module):
@@ -44,24 +45,31 @@ class KernelAttention(nn.Module):
     ):
         super().__init__()
         kv_heads = num_heads if kv_heads is None else kv_heads
-        if num_heads < 1 or embed_dim % num_heads:
+        key_dim = embed_dim if key_dim is None else key_dim
+        value_dim = key_dim if value_dim is None else value_dim
+        sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "kv_heads": kv_heads}
+        for name, size in {**sizes, "key_dim": key_dim, "value_dim": value_dim}.items():
+            if not isinstance(size, int) or size < 1:
+                raise ValueError(f"{name} must be a whole number from 1, got {size!r}")
+        if embed_dim % num_heads:
             raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
-        if kv_heads < 1 or num_heads % kv_heads:
+        if num_heads % kv_heads:
             raise ValueError(f"num_heads must be a multiple of kv_heads, got {num_heads} and {kv_heads}")
         self.embed_dim, self.num_heads, self.kv_heads = embed_dim, num_heads, kv_heads
         self.head_dim = embed_dim // num_heads
         # a kernel of the user's may hold parameters; it is kept as it is, not copied
         self.kernel = resolve(kernel)
+        if backend != "auto":
+            # an unknown one is told here, not in the first call
+            named(backend)
         self.is_causal, self.backend = is_causal, backend
         options = {"bias": bias, "device": device, "dtype": dtype}
         shared = kv_heads * self.head_dim
         self.query_proj = nn.Linear(embed_dim, embed_dim, **options)
-        self.key_proj = nn.Linear(key_dim or embed_dim, shared, **options)
-        self.value_proj = nn.Linear(value_dim or key_dim or embed_dim, shared, **options)
+        self.key_proj = nn.Linear(key_dim, shared, **options)
+        self.value_proj = nn.Linear(value_dim, shared, **options)
         self.out_proj = nn.Linear(embed_dim, embed_dim, **options)
-        start = self.kernel.default_bandwidth(self.head_dim) if bandwidth is None else float(bandwidth)
-        if not start > 0:
-            raise ValueError(f"bandwidth must be positive, got {bandwidth}")
+        start = self.kernel.default_bandwidth(self.head_dim) if bandwidth is None else positive(bandwidth)
         self.bandwidth = start
         if learn_bandwidth:
             logarithm = torch.full((num_heads,), start, device=device, dtype=dtype).log()
@@ -87,20 +95,22 @@ class KernelAttention(nn.Module):
         """Attend from `query` to `key` and `value`; `key_mask (B, N)` is True where a key takes part."""
         key = query if key is None else key
         value = key if value is None else value
-        heads = self._split(self.query_proj(query), self.num_heads)
-        keys = self._split(self.key_proj(key), self.kv_heads)
-        values = self._split(self.value_proj(value), self.kv_heads)
+        heads = self._split("query", query, self.query_proj, self.num_heads)
+        keys = self._split("key", key, self.key_proj, self.kv_heads)
+        values = self._split("value", value, self.value_proj, self.kv_heads)
         bandwidth = self.bandwidth if self.log_bandwidth is None else self.log_bandwidth.exp()
-        if key_mask is not None and query.dim() == 3:
-            key_mask = key_mask[:, None, :]
         rows = kernel_attention(
             heads, keys, values, self.kernel, bandwidth=bandwidth, key_mask=key_mask, is_causal=self.is_causal,
             enable_gqa=self.kv_heads != self.num_heads, backend=self.backend,
         )  # fmt: skip
         return self.out_proj(rows.transpose(-3, -2).flatten(-2))
 
-    def _split(self, rows: Tensor, heads: int) -> Tensor:
-        return rows.unflatten(-1, (heads, self.head_dim)).transpose(-3, -2)
+    def _split(self, name: str, rows: Tensor, projection: nn.Linear, heads: int) -> Tensor:
+        """The projected rows by head, `(B, heads, N, head_dim)`."""
+        if not isinstance(rows, Tensor) or rows.dim() < 2 or rows.shape[-1] != projection.in_features:
+            came = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
+            raise ValueError(f"{name} must be a tensor of shape (..., length, {projection.in_features}), got {came}")
+        return projection(rows).unflatten(-1, (heads, self.head_dim)).transpose(-3, -2)
 
     def extra_repr(self) -> str:
         """What `print` shows of the module."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .kernels import Kernel
+from .kernels import Kernel, positive
+from .ops.direct import plain
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -83,6 +84,9 @@ def make_problem(
 ) -> Problem:
     """Check a call against the contract and flatten it; `native` leaves tensors of 16 bits as they are."""
     _check_tensors(query, key, value)
+    for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
+        if not isinstance(flag, (bool, torch.SymBool)):
+            raise TypeError(f"{name} must be True or False, got {type(flag).__name__}")
     query, key, value = autocast(query, key, value)
     _check_match(query, key, value)
     leading, group = _leading(query, key, value, enable_gqa)
@@ -135,6 +139,8 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
         if tensor.dtype not in DTYPES:
             raise TypeError(f"{name} must be float64, float32, float16 or bfloat16, got {tensor.dtype}")
+        if tensor.layout != torch.strided:
+            raise TypeError(f"{name} must be a dense tensor, got {tensor.layout}")
         if tensor.dim() < 2:
             raise ValueError(f"{name} must have shape (..., length, channels), got {tuple(tensor.shape)}")
         if tensor.device != query.device:
@@ -222,12 +228,11 @@ def _check_bandwidth(
                 "bandwidth must be a number or a tensor that broadcasts to the leading dimensions "
                 f"{leading} (shape (H,) gives one per head), got shape {tuple(bandwidth.shape)}"
             )
+        # a look at a GPU would wait for it; a NaN makes its own head NaN, as one in the inputs does
+        if bandwidth.device.type == "cpu" and plain(bandwidth) and bool((bandwidth <= 0).any()):
+            raise ValueError(f"bandwidth must be positive, got {bandwidth.tolist()}")
         return bandwidth
-    if isinstance(bandwidth, bool) or not isinstance(bandwidth, (int, float)):
-        raise TypeError(f"bandwidth must be a number, a tensor or None, got {type(bandwidth).__name__}")
-    if not bandwidth > 0:
-        raise ValueError(f"bandwidth must be positive, got {bandwidth}")
-    return float(bandwidth)
+    return positive(bandwidth, "a number, a tensor or None")
 
 
 def _check_mask(mask: Tensor | None, query: Tensor, key: Tensor, leading: tuple[int, ...]) -> Tensor | None:
@@ -242,8 +247,10 @@ def _check_mask(mask: Tensor | None, query: Tensor, key: Tensor, leading: tuple[
         shapes = f"({batch}, {columns}), or any shape that broadcasts to {(*leading, columns)}"
         return f"key_mask must be bool of shape (B, N) = {shapes}"
 
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.layout != torch.strided:
+        kind = type(mask).__name__
+        if isinstance(mask, Tensor):
+            kind = mask.layout if mask.dtype == torch.bool else mask.dtype
         raise TypeError(f"{expected()}, True where the key takes part, got {kind}")
     if mask.device != query.device:
         raise ValueError(f"key_mask must be on query's device {query.device}, got {mask.device}")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sortattn.bench import memory
-from sortattn.bench.cases import FORWARD, SOFTMAX, Case, Settings, input_bytes
+from sortattn.bench.cases import BOTH, FORWARD, SOFTMAX, Case, Settings, input_bytes
 from sortattn.bench.memory import CLEAR, extra_bytes, peak_rise
 
 linux = pytest.mark.skipif(not CLEAR.exists(), reason="only Linux can reset the high-water mark")
@@ -48,6 +48,14 @@ def test_the_dense_matrix_shows_in_a_process_of_its_own():
     dense = extra_bytes(Case("elu", "reference", "float32", FORWARD, n), settings)
     matrix = 4 * n * n
     assert softmax < matrix < dense < 8 * matrix
+
+
+@linux
+@pytest.mark.parametrize("kernel", ["add_riesz", "add_laplace", "add_bump"])
+def test_forward_and_backward_by_sorting_take_at_most_three_times_the_inputs(kernel):
+    # the shortest sequence that the README lists: what does not grow with it shows most
+    settings, case = Settings(threads=2), Case(kernel, "sorted", "float32", BOTH, 512)
+    assert extra_bytes(case, settings) <= 3 * input_bytes(case, settings)
 
 
 @linux

@@ -125,7 +125,7 @@ def _attention(kernel: str, backend: str) -> Callable:
         rows = kernel_attention(
             query, key, value, kernel, bandwidth=_bandwidth(module, kernel, query, scaling), key_mask=mask,
             # the last query sees all keys, causal or not
-            is_causal=causal and query.shape[2] > 1,
+            is_causal=bool(causal) and query.shape[2] > 1,
             enable_gqa=query.shape[1] != key.shape[1], backend=backend,
         )  # fmt: skip
         return rows.transpose(1, 2).contiguous(), None

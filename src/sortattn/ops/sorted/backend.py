@@ -5,7 +5,6 @@ from torch import Tensor
 
 from ...cuda.support import trouble
 from ...kernels import Kernel, SidedKernel
-from ...normalise import weights
 from ...validation import Problem
 from ..direct import plain
 from .api import sided_sum_directly
@@ -29,10 +28,6 @@ def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
 def attention(problem: Problem, kernel: SidedKernel) -> Tensor:
     """Normalised kernel sums, `(P, M, C)`."""
     sums, total = _sums(problem, kernel)
-    if not sums.is_cuda:
-        factors = weights(problem, total, kernel.floor)
-        # where nobody asks for a gradient the sums are nobody else's
-        return sums * factors if sums.requires_grad else sums.mul_(factors)
     points = problem.query.detach(), problem.key.detach(), problem.value.detach()
     found = (_unfit if plain(*points) else unfit)(*points, problem.group)
     return quotient_directly(sums, total, found, kernel.floor)

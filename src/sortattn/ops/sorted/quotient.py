@@ -1,13 +1,18 @@
-"""From sums to attention in one kernel each way: on a GPU the many small ones of `normalise` take longer to launch."""
+"""From sums to attention in one kernel each way.
+
+On a GPU the many small ones of `normalise` take longer to launch; on the CPU they make tensors of the size of the sums.
+"""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ... import threads
 from ...cuda.launch import Kernel
-from ...normalise import reciprocal, through_quotient
 from ..batching import fold, unfold
 from ..direct import direct
 
@@ -15,6 +20,8 @@ _SOURCE = Path(__file__).with_name("quotient.cu")
 _REALS = {torch.float32: "float", torch.float64: "double"}
 # numbers that a block looks at, at least; as in quotient.cu
 _LOOK, _THREADS, _WARPS = 1 << 15, 256, 8
+# integers of the size of a number, and its exponent of all ones
+_BITS = {torch.float32: (np.int32, np.int32(0x7F800000)), torch.float64: (np.int64, np.int64(0x7FF << 52))}
 
 
 def _unfit(query: Tensor, key: Tensor, value: Tensor, group: int) -> Tensor:
@@ -22,9 +29,7 @@ def _unfit(query: Tensor, key: Tensor, value: Tensor, group: int) -> Tensor:
     parts = [part.detach().contiguous() for part in (query, key, value)]
     problems = query.shape[0]
     if not query.is_cuda:
-        queries, keys, values = (~part.isfinite().all(2) for part in parts)
-        queries = queries.reshape(problems, group, query.shape[1] // group)
-        return (queries.any(2) | keys.any(1, keepdim=True) | values.any(1, keepdim=True)).int()
+        return _unfit_on_cpu(*parts, group)
     found = torch.zeros(problems, group, dtype=torch.int32, device=query.device)
     sizes = [part.numel() // max(problems, 1) for part in parts]
     sizes[0] //= group
@@ -37,31 +42,31 @@ def _unfit(query: Tensor, key: Tensor, value: Tensor, group: int) -> Tensor:
 def _quotient(sums: Tensor, total: Tensor, unfit: Tensor, floor: float) -> Tensor:
     """The rows `sums (P, M, C) / total (P, M)` as in `normalise`, NaN for heads that are `unfit (P, group)`."""
     sums, total = sums.detach(), total.detach().contiguous()
-    problems, number, channels = sums.shape
-    each = number // unfit.shape[1]
-    if not sums.is_cuda:
-        return sums * (_poison(unfit, each, sums) * reciprocal(total, floor))[..., None]
     return _divide(sums, total, unfit, floor, torch.empty(sums.shape, dtype=sums.dtype, device=sums.device))
 
 
 def _quotient_alone(sums: Tensor, total: Tensor, unfit: Tensor, floor: float) -> Tensor:
     """The same where nobody asks for a gradient: the sums are nobody else's, and the rows take their place."""
-    if not sums.is_cuda or not sums.is_contiguous():
+    if not sums.is_contiguous():
         return _quotient(sums, total, unfit, floor)
     return _divide(sums, total.contiguous(), unfit, floor, sums)
 
 
 def _divide(sums: Tensor, total: Tensor, unfit: Tensor, floor: float, rows: Tensor) -> Tensor:
-    """Fills the rows on a GPU."""
+    """Fills the rows."""
     problems, number, channels = sums.shape
-    each = number // unfit.shape[1]
+    if not sums.is_cuda:
+        from .rows import divide_rows
+
+        _each_head(divide_rows, (sums.contiguous(), total), unfit, floor, (rows,))
+        return rows
     if sums.stride(2) != 1 or sums.stride(0) != number * sums.stride(1):
         sums = sums.contiguous()
     if rows.numel():
         with torch.cuda.device(sums.device):
             _kernel("divide", sums)(
-                (math.ceil(problems * number / _WARPS),), _THREADS, sums, total, unfit, rows, problems * number, each,
-                channels, sums.stride(1), floor,
+                (math.ceil(problems * number / _WARPS),), _THREADS, sums, total, unfit, rows, problems * number,
+                number // unfit.shape[1], channels, sums.stride(1), floor,
             )  # fmt: skip
     return rows
 
@@ -71,13 +76,12 @@ def _quotient_backward(grad: Tensor, sums: Tensor, total: Tensor, unfit: Tensor,
     grad, sums, total = (part.detach().contiguous() for part in (grad, sums, total))
     problems, number, channels = grad.shape
     each = number // unfit.shape[1]
-    if not grad.is_cuda:
-        poison = _poison(unfit, each, grad)
-        # where the rows of an unfit head are NaN, so is the gradient of their total, if it has any
-        rows = sums * (poison * reciprocal(total, floor))[..., None]
-        by_sums, by_total = through_quotient(grad, rows, total, floor)
-        return by_sums * poison[..., None], by_total
     by_sums, by_total = torch.empty_like(grad), torch.empty_like(total)
+    if not grad.is_cuda:
+        from .rows import divide_rows_backward
+
+        _each_head(divide_rows_backward, (grad, sums, total), unfit, floor, (by_sums, by_total))
+        return by_sums, by_total
     if total.numel():
         with torch.cuda.device(grad.device):
             _kernel("divide_backward", grad)(
@@ -87,8 +91,40 @@ def _quotient_backward(grad: Tensor, sums: Tensor, total: Tensor, unfit: Tensor,
     return by_sums, by_total
 
 
-def _poison(unfit: Tensor, each: int, like: Tensor) -> Tensor:
-    return torch.where(unfit == 0, 1.0, torch.nan).to(like.dtype).repeat_interleave(each, 1)
+def _unfit_on_cpu(query: Tensor, key: Tensor, value: Tensor, group: int) -> Tensor:
+    from .rows import all_finite
+
+    problems = query.shape[0]
+    integer, exponent = _BITS[query.dtype]
+    queries, *shared = (part.flatten(1).numpy().view(integer) for part in (query, key, value))
+    queries = queries.reshape(problems, group, queries.shape[1] // group)
+    found = torch.empty(problems, group, dtype=torch.int32)
+
+    def task(p):
+        fit = all(all_finite(part[p], exponent) for part in shared)
+        for head in range(group):
+            found[p, head] = not (fit and all_finite(queries[p, head], exponent))
+
+    threads.run(task, [(p,) for p in range(problems)])
+    return found
+
+
+def _each_head(
+    function: Callable[..., None], given: tuple[Tensor, ...], unfit: Tensor, floor: float, results: tuple[Tensor, ...]
+) -> None:
+    """Call a compiled function for every head: the queries of a group are heads of their own."""
+    heads = unfit.numel()
+    spoilt, tiny = unfit.flatten().tolist(), torch.finfo(given[0].dtype).tiny
+    given, results = (
+        [part.view(heads, part.shape[1] // unfit.shape[1], *part.shape[2:]).numpy() for part in parts]
+        for parts in (given, results)
+    )
+
+    def task(head):
+        parts, into = ([part[head] for part in some] for some in (given, results))
+        function(*parts, bool(spoilt[head]), floor, tiny, *into)
+
+    threads.run(task, [(head,) for head in range(heads)])
 
 
 def _kernel(entry: str, like: Tensor) -> Kernel:
