@@ -14,6 +14,7 @@ from sortattn.ops.grid.gpu import causal_backward as gpu_backward
 from sortattn.ops.grid.gpu.api import grid_gpu
 from sortattn.ops.grid.gpu.formula import formula
 from sortattn.ops.grid.gpu.grid import Grid
+from sortattn.ops.grid.gpu.language import STATS
 from sortattn.ops.grid.gpu.layout import INTERPRETED, Layout
 from sortattn.ops.grid.gpu.matrix import matrix as kernel_matrix
 from sortattn.ops.grid.nodes import place
@@ -186,7 +187,8 @@ def matrix():
     layout = Layout(count, torch.float32)
     padding = (0, layout.padded - count + 1)
     stats = torch.stack([data.inside, data.at_start, data.at_end], 2).float()
-    stats = torch.nn.functional.pad(stats, padding).contiguous()
+    # without what only `locate` reads
+    stats = torch.nn.functional.pad(stats, (*padding, 0, STATS.value - 3)).contiguous()
     padded = torch.nn.functional.pad(nodes, (0, layout.padded - count), value=torch.inf)
     for kernel in (*KERNELS.values(), *map(resolve, ("add_bump", "add_laplace"))):
         numbers = formula(kernel, nodes.device)

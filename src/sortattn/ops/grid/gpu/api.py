@@ -15,6 +15,7 @@ from .causal_api import grid_gpu_causal_directly
 from .formula import known
 from .forward import forward
 from .grid import Grid
+from .language import STATS
 from .layout import Layout
 from .tables import Flags, Tables
 
@@ -93,7 +94,7 @@ def _(query, key, value, weight, bandwidth, parameters, kernel, exponential, cou
         value.new_empty(problems, rows, channels),
         wide(problems, rows),
         wide(problems, dims, padded),
-        wide(problems, dims, 3, padded),
+        wide(problems, dims, STATS.value, padded),
         wide(problems, dims, padded, channels),
         wide(problems, dims, padded),
         wide(problems, dims, padded) if exponential else wide(problems, 0),

@@ -17,6 +17,7 @@ from .causal import forward
 from .causal_backward import backward
 from .formula import known
 from .grid import Grid
+from .language import STATS
 from .layout import Layout
 from .matrix import matrix
 
@@ -55,7 +56,7 @@ def _(query, key, value, weight, bandwidth, parameters, kernel, exponential, cou
     problems, rows, dims = query.shape
     padded = Layout(count, query.dtype).padded
     totals, nodes = (query.new_empty(problems, *shape, dtype=torch.float32) for shape in ((rows,), (dims, padded)))
-    stats = query.new_empty(problems, dims, 3, padded, dtype=torch.float32)
+    stats = query.new_empty(problems, dims, STATS.value, padded, dtype=torch.float32)
     return value.new_empty(problems, rows, value.shape[2]), totals, nodes, stats
 
 

@@ -11,7 +11,7 @@ from .layout import FAST, Layout, shifts, whole
 
 @dataclass(frozen=True)
 class Grid:
-    """The nodes of a call, `(P, D, GP)`, what is known of their cells `(P, D, 3, GP)`, and the bandwidth `(P,)`."""
+    """The nodes of a call, `(P, D, GP)`, what is known of their cells `(P, D, STATS, GP)`, and the bandwidth `(P,)`."""
 
     nodes: Tensor
     stats: Tensor

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .grid import Grid
+from .language import STATS, find_bin
 from .launch import quick
 from .layout import LINE, count_blocks, power_of_two
 from .tables import Places
@@ -27,10 +28,32 @@ def sinh_ratio(z, width):
 @triton.jit
 def _store(spot, cell, share, here):
     """Places, see `language`; of codes not the last 512, so that one more cell does not overflow."""
-    place = cell.to(tl.float32) + share
     if spot.dtype.element_ty == tl.int16:
-        place = tl.minimum(place * 512 + 0.5, 32255.0).to(tl.int16)
+        place = tl.minimum(cell * 512 + (share * 512 + 0.5).to(tl.int32), 32255).to(tl.int16)
+    else:
+        place = cell.to(tl.float32) + share
     tl.store(spot, place, mask=here)
+
+
+@triton.jit
+def _find_cell(x, nodes, index, G: tl.constexpr, GP: tl.constexpr):
+    """The cells of `x (ROWS, DIMS)`, their starts and one over their widths; `nodes` and `index (1, DIMS)` are pointers.
+
+    From what `nodes_kernel` says of the bin of a point, a binary search of as many steps as the fullest bin needs.
+    """
+    BINS: tl.constexpr = 4 * GP
+    last = index + 2 * (G - 1)
+    steps = tl.max(tl.max(tl.load(last + 1), 1), 0).to(tl.int32)
+    own = find_bin(x, tl.load(nodes), tl.load(last), BINS)
+    cell = tl.load((index + 2 * GP).to(tl.pointer_type(tl.int8)) + own).to(tl.int32)
+    for turn in range(0, steps):
+        probe = cell + (1 << (steps - 1 - turn))
+        number = tl.load(nodes + tl.minimum(probe, G - 1))
+        cell = tl.where((probe < G - 1) & (number <= x), probe, cell)
+    # both numbers in one look-up
+    pair = tl.load(index.to(tl.pointer_type(tl.int64)) + cell)
+    start, per_width = pair.to(tl.int32), (pair >> 32).to(tl.int32)
+    return cell, start.to(tl.float32, bitcast=True), per_width.to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -38,6 +61,7 @@ def locate_kernel(
     points,
     weight,
     nodes,
+    stats,
     bandwidth,
     places,
     seconds,
@@ -46,7 +70,6 @@ def locate_kernel(
     D: tl.constexpr,
     G: tl.constexpr,
     GP: tl.constexpr,
-    STEPS: tl.constexpr,
     ROWS: tl.constexpr,
     DIMS: tl.constexpr,
     EXPONENTIAL: tl.constexpr,
@@ -63,16 +86,9 @@ def locate_kernel(
     n, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * DIMS + tl.arange(0, DIMS)
     here = (n < length)[:, None] & (d < D)[None, :]
     x = tl.load(points + (problem * length + n)[:, None] * D + d[None, :], mask=here, other=0.0).to(tl.float32)
-    base = nodes + (problem * D + tl.where(d < D, d, 0))[None, :] * GP
-    cell = tl.zeros((ROWS, DIMS), tl.int32)
-    for power in tl.static_range(STEPS):
-        probe = cell + (1 << (STEPS - 1 - power))
-        number = tl.load(base + tl.minimum(probe, G - 1))
-        cell = tl.where((probe < G - 1) & (number <= x), probe, cell)
-    start = tl.load(base + cell)
-    width = tl.load(base + cell + 1) - start
-    # a NaN becomes zero
-    distance = tl.minimum(tl.maximum(x - start, 0.0), width)
+    line = (problem * D + tl.where(d < D, d, 0))[None, :]
+    base = nodes + line * GP
+    cell, start, per_width = _find_cell(x, base, stats + (line * STATS + 3) * GP, G, GP)
     # four points of a line a thread, as it is for float32: with the eight that fit for codes it took a third longer
     out = (problem * D + d)[None, :] * length + tl.max_contiguous(n, 4)[:, None]
     tau = tl.load(bandwidth + problem)
@@ -81,10 +97,13 @@ def locate_kernel(
         spot = lines + block[None, :] * ROWS + tl.max_contiguous(tl.arange(0, ROWS), 4)[:, None]
         tl.store(spot, (x / tau * STRETCH).to(lines.dtype.element_ty), mask=(d < D)[None, :])
     if EXPONENTIAL:
+        width = tl.load(base + cell + 1) - start
+        distance = tl.minimum(tl.maximum(x - start, 0.0), width)
         above, below = sinh_ratio(distance / tau, width / tau), sinh_ratio((width - distance) / tau, width / tau)
         rest = tl.minimum(tl.maximum(1 - below, 0.0), 1.0)
     else:
-        above = distance / tl.where(width > 0, width, 1.0)
+        # a NaN becomes zero
+        above = tl.maximum((x - start) * per_width, 0.0)
     above = tl.minimum(above, 1.0)
     if MASKED:
         counts = (tl.load(weight + problem * length + n, mask=n < length, other=0.0) != 0)[:, None]
@@ -118,6 +137,7 @@ def locate(
         points,
         first if weight is None else weight,
         grid.nodes,
+        grid.stats,
         grid.bandwidth,
         first,
         second,
@@ -126,7 +146,6 @@ def locate(
         D=dims,
         G=grid.layout.count,
         GP=grid.layout.padded,
-        STEPS=(grid.layout.count - 1).bit_length(),
         ROWS=LINE,
         DIMS=wide,
         EXPONENTIAL=grid.formula.exponential,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ....kernels import RIESZ_EPSILON
 from .grid import Grid
+from .language import STATS
 from .launch import quick
 from .layout import INTERPRETED
 
@@ -112,7 +113,7 @@ def matrix_kernel(
     at = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
     j = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    line, cells = nodes + at * GP, stats + at * 3 * GP
+    line, cells = nodes + at * GP, stats + at * STATS * GP
     tau = tl.load(bandwidth + at // D)
     inside = (i < G) & (j < G)
     s, t = tl.load(line + tl.minimum(i, G - 1)), tl.load(line + tl.minimum(j, G - 1))

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from .language import STATS, find_bin
+
 
 @triton.jit
 def _before(line, x, POWER: tl.constexpr, RIGHT: tl.constexpr):
@@ -25,6 +27,33 @@ def _upto(sums, count):
 
 
 @triton.jit
+def _index(nodes, bottom, top, out, G: tl.constexpr, POWER: tl.constexpr):
+    """What a search for cells begins with: `2^POWER` pairs of numbers, then four bytes for each of them.
+
+    The pair of a cell is its start and one over its width; the last one is one over the width of a bin, and how many
+    steps a binary search inside the fullest bin takes. The bytes are the cell at the start of every bin, of equal width
+    from `bottom` to `top`. A node below a point is in the same bin or one before it, however both are rounded.
+    """
+    GP: tl.constexpr = 1 << POWER
+    BINS: tl.constexpr = 4 * GP
+    g, b = tl.arange(0, GP), tl.arange(0, BINS)
+    width = tl.gather(nodes, tl.minimum(g + 1, GP - 1), 0) - nodes
+    per_width = tl.where(width > 1e-37, 1 / width, 0.0)
+    per_bin = BINS / (top - bottom)
+    own = tl.where(g < G, find_bin(nodes, bottom, per_bin, BINS), BINS)
+    before = _before(own, b, POWER, False)
+    behind = tl.where(b < BINS - 1, tl.gather(before, tl.minimum(b + 1, BINS - 1), 0), G)
+    most, steps = tl.max(behind - before, 0), 0
+    for power in tl.static_range(POWER):
+        steps += (most >= (1 << power)).to(tl.int32)
+    last = g == G - 1
+    tl.store(out + 2 * g, tl.where(last, per_bin, nodes))
+    tl.store(out + 2 * g + 1, tl.where(last, steps.to(tl.float32), per_width))
+    cell = tl.minimum(tl.maximum(before - 1, 0), G - 2)
+    tl.store((out + 2 * GP).to(tl.pointer_type(tl.int8)) + b, cell.to(tl.int8))
+
+
+@triton.jit
 def nodes_kernel(
     line,
     bandwidth,
@@ -39,11 +68,11 @@ def nodes_kernel(
     ANCHOR: tl.constexpr,
     SORT: tl.constexpr,
 ):
-    """From `line (P * D, width)` to `nodes (P * D, GP)` and three numbers of every cell, `stats (P * D, 3, GP)`.
+    """From `line (P * D, width)` to `nodes (P * D, GP)` and what is known of cells, `stats (P * D, STATS, GP)`.
 
-    Without SORT the line is in order already. The three numbers are how far inside the points of a cell lie and their
-    part of what either node holds, see `correction`. With ANCHOR one node stands at zero, if that is among the points:
-    then hats reproduce absolute values.
+    Without SORT the line is in order already. With ANCHOR one node stands at zero, if that is among the points: then
+    hats reproduce absolute values. Of every cell three lines of the stats say how far inside its points lie and their
+    part of what either node holds, see `correction`; the other ones are for `locate`, see `_index`.
     """
     S: tl.constexpr = 1 << POWER
     GP: tl.constexpr = 1 << NODES_POWER
@@ -104,7 +133,8 @@ def nodes_kernel(
     below_sum = (last - first).to(tl.float32) - above_sum
     held = below_sum + tl.where(g > 0, tl.gather(above_sum, tl.maximum(g - 1, 0), 0), 0.0)
     held = tl.maximum(held, 1e-9)
-    out = stats + at * 3 * GP + g
+    out = stats + at * STATS * GP + g
     tl.store(out, tl.minimum(tl.maximum(6 * far, 0.0), 1.0))
     tl.store(out + GP, tl.minimum(number / held, 1.0))
     tl.store(out + 2 * GP, tl.minimum(number / tl.gather(held, tl.minimum(g + 1, GP - 1), 0), 1.0))
+    _index(place, low - margin, high + margin, stats + (at * STATS + 3) * GP, G, NODES_POWER)

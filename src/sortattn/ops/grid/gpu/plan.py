@@ -5,6 +5,7 @@ from torch import Tensor
 
 from .formula import Formula
 from .grid import Grid
+from .language import STATS
 from .launch import quick
 from .layout import INTERPRETED, Layout, count_blocks, power_of_two
 from .nodes import nodes_kernel
@@ -67,7 +68,7 @@ def plan(
         # which takes minutes for a sort
         line[..., :used] = line[..., :used].sort(-1).values
     nodes = torch.empty(problems, dims, layout.padded, device=query.device)
-    stats = torch.empty(problems, dims, 3, layout.padded, device=query.device)
+    stats = torch.empty(problems, dims, STATS.value, layout.padded, device=query.device)
     quick(nodes_kernel, launches)[(problems * dims,)](
         line,
         bandwidth,
