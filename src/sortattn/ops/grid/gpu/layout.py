@@ -57,6 +57,14 @@ def shifts(padded: int, device: torch.device, kind: torch.dtype) -> Tensor:
     return (nodes * 512 if kind == torch.int16 else nodes).to(kind)
 
 
+@functools.lru_cache(maxsize=64)
+def bits_of_cells(device: torch.device) -> Tensor:
+    """For `count_kernel`, of 16 rows the high bits of a code, a mask and a unit; of eight columns the next bits."""
+    numbers, zeros = torch.arange(8), torch.zeros(8)
+    parts = (4096 * numbers, 4096 * numbers, zeros, zeros + 511, zeros + 512, zeros, 512 * numbers)
+    return torch.cat(parts).to(device, torch.int16)
+
+
 def joined_parts(table: Tensor) -> Tensor:
     """The table of all points from those of parts."""
     return table[0] if table.shape[0] == 1 else table.sum(0)
