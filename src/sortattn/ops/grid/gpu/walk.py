@@ -117,39 +117,41 @@ def walk_kernel(
     matrix_at = ((problem * D + own) * GP + node) * GP + tl.arange(0, GP)[None, None, :]
     inside = (dim < D) & (channel < channels)[None, None, :]
     total = tl.zeros((TALL, CHANNELS), tl.float32)
-    for turn in range(0, chunks):
-        chunk = chunks - 1 - turn if REVERSED else turn
-        matrix = tl.load(bends + matrix_at) * unit(places)
-        # not in 16 bits: the sum of all values is in every dimension, and its rounding would not average out
-        if TOGETHER == 1:
-            found = tl.dot(tl.reshape(matrix, (GP, GP)), total, input_precision=PRECISION)
-            found = tl.reshape(found, (1, GP, CHANNELS))
+    matrix = tl.load(bends + matrix_at) * unit(places)
+    # one loop: what comes next is loaded while a table is written
+    for turn in range(0, chunks * (CHUNK // ROWS)):
+        chunk, step = turn // (CHUNK // ROWS), turn % (CHUNK // ROWS)
+        if REVERSED:
+            chunk = chunks - 1 - chunk
+        if step == 0:
+            # not in 16 bits: the sum of all values is in every dimension, and its rounding would not average out
+            if TOGETHER == 1:
+                found = tl.dot(tl.reshape(matrix, (GP, GP)), total, input_precision=PRECISION)
+                found = tl.reshape(found, (1, GP, CHANNELS))
+            else:
+                found = tl.dot(matrix, tl.reshape(total, (TOGETHER, GP, CHANNELS)), input_precision=PRECISION)
+            spot = (((chunk * problems + problem) * D + dim) * GP + node) * channels + channel[None, None, :]
+            tl.store(out + spot, found.to(out.dtype.element_ty), mask=inside)
+        n = chunk * CHUNK + step * ROWS + tl.arange(0, ROWS)
+        at = (problem * D + own) * length + n[None, None, :]
+        rows_at = rows + (problem * length + n)[:, None] * channels + channel[None, :]
+        if EVEN:
+            row = tl.load(rows_at)
+            place = tl.load(places + at)
         else:
-            found = tl.dot(matrix, tl.reshape(total, (TOGETHER, GP, CHANNELS)), input_precision=PRECISION)
-        spot = (((chunk * problems + problem) * D + dim) * GP + node) * channels + channel[None, None, :]
-        tl.store(out + spot, found.to(out.dtype.element_ty), mask=inside)
-        stop = tl.minimum((chunk + 1) * CHUNK, length)
-        for start in range(chunk * CHUNK, stop, ROWS):
-            n = start + tl.arange(0, ROWS)
-            at = (problem * D + own) * length + n[None, None, :]
-            rows_at = rows + (problem * length + n)[:, None] * channels + channel[None, :]
+            row = tl.load(rows_at, mask=(n < length)[:, None] & (channel < channels)[None, :], other=0.0)
+            place = tl.load(places + at, mask=(n < length)[None, None, :], other=0)
+        if HATS:
             if EVEN:
-                row = tl.load(rows_at)
-                place = tl.load(places + at)
+                second = tl.load(seconds + at)
             else:
-                row = tl.load(rows_at, mask=(n < stop)[:, None] & (channel < channels)[None, :], other=0.0)
-                place = tl.load(places + at, mask=(n < stop)[None, None, :], other=0)
-            if HATS:
-                if EVEN:
-                    second = tl.load(seconds + at)
-                else:
-                    second = tl.load(seconds + at, mask=(n < stop)[None, None, :], other=0)
-                weight = ramp(place, tl.load(shifts + node), FAST)
-                weight -= ramp(second, tl.load(shifts + node + 1), FAST)
-            else:
-                weight = ramp(place, tl.load(shifts + GP + 2 + node), FAST)
-            weight = tl.reshape(weight, (TALL, ROWS))
-            total = product(weight, row, total, PRECISION, EMULATED)
+                second = tl.load(seconds + at, mask=(n < length)[None, None, :], other=0)
+            weight = ramp(place, tl.load(shifts + node), FAST)
+            weight -= ramp(second, tl.load(shifts + node + 1), FAST)
+        else:
+            weight = ramp(place, tl.load(shifts + GP + 2 + node), FAST)
+        weight = tl.reshape(weight, (TALL, ROWS))
+        total = product(weight, row, total, PRECISION, EMULATED)
 
 
 @triton.jit
@@ -258,7 +260,7 @@ def walk_chunks(
         CHUNK=chunk,
         ROWS=tall,
         CHANNELS=wide,
-        EVEN=length % tall == 0 and channels % wide == 0,
+        EVEN=length % chunk == 0 and channels % wide == 0,
         HATS=grid.hats,
         REVERSED=reverse,
         num_warps=_BLOCK[2],
