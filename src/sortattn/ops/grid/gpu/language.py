@@ -69,6 +69,14 @@ def find_bin(x, bottom, per_bin, BINS: tl.constexpr):
 
 
 @triton.jit
+def load_pair(pairs, at):
+    """Both numbers of the pairs `at` from a pointer to float32, in one look-up."""
+    pair = tl.load(pairs.to(tl.pointer_type(tl.int64)) + at)
+    first, second = pair.to(tl.int32), (pair >> 32).to(tl.int32)
+    return first.to(tl.float32, bitcast=True), second.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def split_place(place):
     """The cell and the share of places."""
     if place.dtype == tl.int16:

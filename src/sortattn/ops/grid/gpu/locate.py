@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .grid import Grid
-from .language import STATS, find_bin
+from .language import STATS, find_bin, load_pair
 from .launch import quick
 from .layout import LINE, count_blocks, power_of_two
 from .tables import Places
@@ -50,10 +50,8 @@ def _find_cell(x, nodes, index, G: tl.constexpr, GP: tl.constexpr):
         probe = cell + (1 << (steps - 1 - turn))
         number = tl.load(nodes + tl.minimum(probe, G - 1))
         cell = tl.where((probe < G - 1) & (number <= x), probe, cell)
-    # both numbers in one look-up
-    pair = tl.load(index.to(tl.pointer_type(tl.int64)) + cell)
-    start, per_width = pair.to(tl.int32), (pair >> 32).to(tl.int32)
-    return cell, start.to(tl.float32, bitcast=True), per_width.to(tl.float32, bitcast=True)
+    start, per_width = load_pair(index, cell)
+    return cell, start, per_width
 
 
 @triton.jit

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .grid import Grid
-from .language import product, ramp, split_place, unit
+from .language import load_pair, product, ramp, split_place, unit
 from .launch import quick
 from .layout import FAST, registers
 from .lookup import look_up
@@ -16,14 +16,14 @@ def _weights_seen(places, seconds, pairs, line, m, length, HATS: tl.constexpr):
     """Of one dimension, the sum of the weights that points m see, float32: its cell looked up."""
     at = line * length + tl.minimum(m, length - 1)
     cell, share = split_place(tl.load(places + at))
-    pair = pairs + cell * 2
+    level, next_ = load_pair(pairs, cell)
     if HATS:
         other, rest = split_place(tl.load(seconds + at))
         # rounded up to one, a share is in the next cell
         below = 1 - rest - (other - cell).to(tl.float32)
-        return below * tl.load(pair) + share * tl.load(pair + 1)
+        return below * level + share * next_
     else:
-        return tl.load(pair) + share * tl.load(pair + 1)
+        return level + share * next_
 
 
 @triton.jit
