@@ -37,9 +37,10 @@ def _store(spot, cell, share, here):
 
 @triton.jit
 def _find_cell(x, nodes, index, G: tl.constexpr, GP: tl.constexpr):
-    """The cells of `x (ROWS, DIMS)`, their starts and one over their widths; `nodes` and `index (1, DIMS)` are pointers.
+    """The cells of `x (ROWS, DIMS)`, their starts and one over their widths.
 
-    From what `nodes_kernel` says of the bin of a point, a binary search of as many steps as the fullest bin needs.
+    `nodes` and `index (1, DIMS)` are pointers to those of a dimension and to what `nodes_kernel` says of their bins:
+    from the bin of a point on, a binary search of as many steps as the fullest bin needs.
     """
     BINS: tl.constexpr = 4 * GP
     last = index + 2 * (G - 1)
