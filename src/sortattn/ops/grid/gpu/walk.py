@@ -53,27 +53,27 @@ def bends_kernel(
     tl.store(unscale + problem, 1.0 / scale)
     at = tl.program_id(0).to(tl.int64) * GP * GP
     i, j = tl.arange(0, GP)[:, None], tl.arange(0, GP)[None, :]
-    here = tl.load(phi + at + i * GP + j)
-    if HATS and CHANGES:
-        here = tl.where(i < G - 1, tl.load(phi + at + tl.minimum(i + 1, GP - 1) * GP + j) - here, 0.0)
-    elif not HATS:
-        # of the last row and column the first: the sum of all hats
-        row, column = tl.where(i == GP - 1, 0, i), tl.where(j == GP - 1, 0, j)
-        last_row, last_column = i == GP - 1, j == GP - 1
-        inside = ((i < G - 1) | last_row) & ((j < G - 1) | last_column)
-        level = tl.load(phi + at + row * GP + column)
-        across = tl.load(phi + at + row * GP + column + 1)
-        down = tl.load(phi + at + row * GP + GP + column, mask=inside, other=0.0)
-        both = tl.load(phi + at + row * GP + GP + column + 1, mask=inside, other=0.0)
-        upper = tl.where(last_column, level, across - level)
-        lower = tl.where(last_column, down, both - down)
+    spot = phi + at + i * GP + j
+    level = tl.load(spot)
+    if HATS:
+        here = level
         if CHANGES:
-            here = tl.where(inside, tl.where(last_row, upper, lower - upper), 0.0)
+            here = tl.where(i < G - 1, tl.load(spot + GP, mask=i < G - 1, other=0.0) - level, 0.0)
+    else:
+        across = tl.load(spot + 1, mask=j < G - 1, other=0.0) - level
+        first = tl.load(phi + at + i * GP)
+        if CHANGES:
+            inner = (i < G - 1) & (j < G - 1)
+            below = tl.load(spot + GP + 1, mask=inner, other=0.0) - tl.load(spot + GP, mask=inner, other=0.0)
+            # the sum of all hats: the first column in place of the last one, and so for the rows
+            column = tl.where(i < G - 1, tl.load(phi + at + i * GP + GP, mask=i < G - 1, other=0.0) - first, 0.0)
+            row_at = phi + at + j
+            row = tl.where(j < G - 1, tl.load(row_at + 1, mask=j < G - 1, other=0.0) - tl.load(row_at), 0.0)
+            here = tl.where(inner, below - across, 0.0)
+            here = tl.where(j == GP - 1, column, tl.where(i == GP - 1, row, here))
+            here = tl.where((i == GP - 1) & (j == GP - 1), tl.load(phi + at), here)
         else:
-            across = tl.load(phi + at + i * GP + column + 1)
-            first = tl.load(phi + at + i * GP)
-            known = (i < G) & ((j < G - 1) | last_column)
-            here = tl.where(known, tl.where(last_column, first, across - here), 0.0)
+            here = tl.where(j == GP - 1, first, tl.where((i < G) & (j < G - 1), across, 0.0))
     tl.store(bends + at + i * GP + j, here * scale)
 
 
