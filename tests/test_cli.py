@@ -35,6 +35,8 @@ def test_kernels_prints_the_table(capsys, style):
         (["bench", "--rounds", "-3"], "argument --rounds"),
         (["bench", "--budget", "nan"], "expected a number of seconds, got 'nan'"),
         (["bench", "--budget", "soon"], "expected a number of seconds, got 'soon'"),
+        (["mqar", "--rate", "-1"], "expected a number above 0, got '-1'"),
+        (["mqar", "--rate", "nan"], "expected a number above 0, got 'nan'"),
     ],
 )
 def test_wrong_usage_ends_with_2_and_a_message(capsys, arguments, message):
@@ -55,6 +57,18 @@ def fail_with(monkeypatch, error):
 def test_a_command_error_is_a_message_and_2(monkeypatch, capsys):
     assert fail_with(monkeypatch, CommandError("expected this, got that")) == 2
     assert capsys.readouterr().err == "sortattn kernels: expected this, got that\n"
+
+
+@pytest.mark.parametrize("command", ["bench", "bench --paper", "recall", "mqar", "report"])
+def test_a_place_that_cannot_be_written_is_refused_before_any_work(tmp_path, capsys, command, threads):
+    threads(1)
+    place = tmp_path / "notes"
+    place.write_text("not a folder")
+    assert main([*command.split(), "--out", str(place / "deeper")]) == 2
+    message = capsys.readouterr().err
+    assert "cannot be written: expected a folder with leave to write" in message
+    assert str(place) in message
+    assert place.read_text() == "not a folder"
 
 
 def test_an_interrupt_is_a_message_and_130(monkeypatch, capsys):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sortattn.ops.tiled import cuda
+from sortattn.ops.tiled import cuda, short
 
 from .nvrtc import ARCHITECTURES, machine_code
 
@@ -43,6 +43,23 @@ def test_tiled_kernels_for_inputs_of_16_bits_compile(name):
 @pytest.mark.parametrize("name", cuda.NAMES)
 def test_tiled_kernels_for_float64_and_wide_heads_compile(name):
     compile_all([*passes(name, torch.float32, True), *passes(name, torch.float64, False)], "sm_90")
+
+
+def short_passes(name, dtype, rows):
+    return [short.kernel_of(entry, name, dtype, rows) for entry in ("short_forward", "short_backward")]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", short.NAMES)
+def test_kernels_for_short_sequences_compile(name, architecture):
+    for dtype in short.TYPES:
+        # few rows and many take turns, as that makes no other code
+        rows = short.shape_of(name, dtype).rows[dtype == torch.bfloat16]
+        compile_all(short_passes(name, dtype, rows), architecture)
+
+
+def test_kernels_for_short_sequences_compile_as_for_a_user():
+    compile_all(short_passes("add_laplace", torch.bfloat16, 6), "sm_90", optimised=True)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

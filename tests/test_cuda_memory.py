@@ -50,7 +50,7 @@ class Meter(TorchDispatchMode):
 def _large_gpu(monkeypatch):
     """The host's code as for an H200, with kernels that do nothing."""
     monkeypatch.setattr(cuda, "Kernel", lambda *_: lambda *arguments, **options: None)
-    monkeypatch.setattr(cuda, "_device", lambda device: (132, 50 << 20))
+    monkeypatch.setattr(cuda, "_device", lambda device: cuda._Device(132, 50 << 20, 227 << 10))
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(api, "walker", lambda device: cuda)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)

@@ -21,7 +21,7 @@ KERNELS = {name: sortattn.KERNELS.get(name, CASES[name].kernel) for name in SIDE
 def on_a_gpu(monkeypatch, kernel) -> None:
     """Lets the code for GPUs run as for a large one, with something in place of its kernels."""
     monkeypatch.setattr(cuda, "Kernel", kernel)
-    monkeypatch.setattr(cuda, "_device", lambda device: (132, 50 << 20))
+    monkeypatch.setattr(cuda, "_device", lambda device: cuda._Device(132, 50 << 20, 227 << 10))
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
 
 

@@ -33,7 +33,7 @@ KERNELS = {
 def emulated(monkeypatch):
     """Sends sorted calls on CPU tensors through the code for GPUs, a small one with emulated kernels."""
     monkeypatch.setattr(cuda, "Kernel", EmulatedKernel)
-    monkeypatch.setattr(cuda, "_device", lambda device: (1, 50 << 20))
+    monkeypatch.setattr(cuda, "_device", lambda device: cuda._Device(1, 50 << 20, 227 << 10))
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     for user in (api, sign):
         monkeypatch.setattr(user, "walker", lambda device: cuda)
@@ -247,6 +247,24 @@ def test_a_long_line_without_many_ties_is_split_and_not_merged(emulated, monkeyp
     places, order = lines.transpose(1, 2).sort(dim=-1, stable=True)
     assert torch.equal(found.order, order.int())
     assert torch.equal(found.places, places)
+
+
+def test_a_gpu_with_little_shared_memory_sorts_shorter_stretches(emulated, monkeypatch):
+    sizes = []
+
+    class Sized(EmulatedKernel):
+        def __call__(self, *arguments, shared=0):
+            sizes.append(shared)
+            super().__call__(*arguments, shared=shared)
+
+    monkeypatch.setattr(cuda, "Kernel", Sized)
+    monkeypatch.setattr(cuda, "_device", lambda device: cuda._Device(1, 50 << 20, 99 << 10))
+    lines = torch.randn(1, 20_000, 2, generator=torch.Generator().manual_seed(1))
+    found = cuda.sort_lines(lines)
+    places, order = lines.transpose(1, 2).sort(dim=-1, stable=True)
+    assert torch.equal(found.order, order.int())
+    assert torch.equal(found.places, places)
+    assert 0 < max(sizes) < 99 << 10
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "ties"])

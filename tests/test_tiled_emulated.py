@@ -1,16 +1,15 @@
 """The kernels of the tiled backend, run on the CPU: every path through them, against the definition in float64."""
 
-import contextlib
-
 import pytest
 import torch
 
 import sortattn
-from sortattn.ops.tiled import cuda
+from sortattn.ops.tiled import cuda, short
 
 from .cases import CASES, Shape, assert_close, cotangent, draw, leaves
 from .definition import FORWARD, GRADIENT, check, define
-from .emulation.emulator import AVAILABLE, EmulatedKernel
+from .emulation.device import check_sides_of_steps, emulate
+from .emulation.emulator import AVAILABLE
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs g++ on Linux, and its halves")
 
@@ -20,25 +19,13 @@ NAMES = [
 ]  # fmt: skip
 
 
-def emulated(find):
-    """The kernels that `find` finds, for the CPU."""
-
-    def found(*key):
-        kernel = find(*key)
-        return EmulatedKernel(kernel.source, kernel.entry, kernel.defines, "tiled.h")
-
-    return found
-
-
 @pytest.fixture(autouse=True)
 def _as_on_a_device(device, monkeypatch):
-    """Calls on the CPU take the way of CUDA devices, up to the launch."""
+    """Calls on the CPU take the way of CUDA devices, and short ones that of long ones."""
     if device != "cpu":
         pytest.skip("a CUDA device needs no emulation")
-    monkeypatch.setattr(cuda, "kernel_of", emulated(cuda.kernel_of))
-    monkeypatch.setattr(cuda, "survey_of", emulated(cuda.survey_of))
-    monkeypatch.setattr(cuda, "serves", lambda query, value, kernel: kernel in cuda.NAMES)
-    monkeypatch.setattr(cuda, "on", lambda _: contextlib.nullcontext())
+    emulate(monkeypatch)
+    monkeypatch.setattr(short, "serves", lambda inputs: False)
     # blocks look through the inputs by themselves, whatever the length
     monkeypatch.setattr(cuda, "_SHORT", 1 << 20)
 
@@ -207,16 +194,7 @@ def test_empty_inputs_have_gradients(shape):
 
 
 def test_rounding_does_not_choose_the_side_of_a_step():
-    query, key, value = draw(Shape((1,), 40, 70, 3, 8), torch.float32)
-    # 1.3, which is no number of float32, away from a key but for rounding
-    query = key[:, :40] + 1.3
-    gradients = []
-    for dtype, backend in ((torch.float32, "tiled"), (torch.float64, "reference")):
-        points = leaves(*(part.to(dtype) for part in (query, key, value)))
-        output = sortattn.kernel_attention(*points, "add_bump", bandwidth=1.3, backend=backend)
-        gradients.append(torch.autograd.grad(output.square().sum(), points))
-    for got, wanted in zip(*gradients, strict=True):
-        assert (got - wanted).norm() < 1e-5 * wanted.norm()
+    check_sides_of_steps()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=lambda dtype: str(dtype)[6:])

@@ -19,3 +19,14 @@ def seconds(text: str) -> float:
     if not 0 <= number < float("inf"):
         raise argparse.ArgumentTypeError(f"expected a number of seconds, got {text!r}")
     return number
+
+
+def rate(text: str) -> float:
+    """A learning rate, above zero."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return number

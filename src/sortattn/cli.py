@@ -36,6 +36,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # the reader of a pipe has gone; Python would complain once more when it closes standard output
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        # a full disk, a folder that nobody may write to
+        print(f"sortattn {options.command}: {error}", file=sys.stderr)
+        return 2
 
 
 # the work is imported with the command that asks for it
@@ -169,7 +173,8 @@ def _add_bench(commands) -> None:
         type=seconds,
         default=20.0,
         metavar="SECONDS",
-        help="begin no further round of a size after this long, if three are done; default: %(default)s",
+        help="begin no further round of a size (with --paper: run of a cell) after this long, if three are done; "
+        "default: %(default)s",
     )
     how.add_argument(
         "--patience",

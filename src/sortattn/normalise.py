@@ -8,6 +8,12 @@ from .validation import Problem
 
 def normalise(problem: Problem, sums: Tensor, total: Tensor, floor: float) -> Tensor:
     """`sums (P, M, C) / total (P, M)`, zero where no key is seen; a positive `floor` clamps the total."""
+    # times the reciprocal: the derivative of a quotient would make several more tensors of the size of the sums
+    return sums * weights(problem, total, floor)
+
+
+def weights(problem: Problem, total: Tensor, floor: float) -> Tensor:
+    """`(P, M, 1)`: what `normalise` multiplies the sums with."""
     if floor:
         weight = 1.0 / total.clamp(min=floor)
     else:
@@ -17,12 +23,11 @@ def normalise(problem: Problem, sums: Tensor, total: Tensor, floor: float) -> Te
         # by way of a number close to one: the derivative of a reciprocal is its square, which overflows from 1e-19 on
         scale = 1.0 / total.detach()
         weight = torch.where(empty, 0.0, scale / (total * scale))
-    # times the reciprocal: the derivative of a quotient would make several more tensors of the size of the sums
-    return sums * (poison(problem) * weight)[..., None]
+    return (poison(problem) * weight)[..., None]
 
 
 def reciprocal(total: Tensor, floor: float = 0.0) -> Tensor:
-    """What `normalise` multiplies the sums with, for those who know the derivative by themselves."""
+    """One over the total as in `weights`, for those who know the derivative by themselves."""
     if floor:
         return 1.0 / total.clamp(min=floor)
     # below `tiny` a reciprocal is infinite

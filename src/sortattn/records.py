@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from .errors import CommandError
-from .files import replacing
+from .files import check_writable, replacing
 
 Row = TypeVar("Row")
 
@@ -21,6 +21,7 @@ class Records(Generic[Row]):
 
     def __init__(self, path: Path, kind: type[Row], common: Mapping[str, object], *, fresh: bool = False):
         self.path, self.kind, self.common = path, kind, dict(common)
+        check_writable(path)
         self.rows: list[Row] = [] if fresh or not path.exists() else read(path, kind)
         for row in self.rows:
             self._refuse_stranger(row)

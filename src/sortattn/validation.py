@@ -83,7 +83,7 @@ def make_problem(
 ) -> Problem:
     """Check a call against the contract and flatten it; `native` leaves tensors of 16 bits as they are."""
     _check_tensors(query, key, value)
-    query, key, value = _autocast(query, key, value)
+    query, key, value = autocast(query, key, value)
     _check_match(query, key, value)
     leading, group = _leading(query, key, value, enable_gqa)
     bandwidth = _check_bandwidth(bandwidth, kernel, query, leading)
@@ -146,7 +146,8 @@ def autocasts(device: str) -> bool:
     return device != "meta" and torch.is_autocast_enabled(device)
 
 
-def _autocast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def autocast(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The tensors as autocast has them."""
     device = query.device.type
     if autocasts(device):
         dtype = torch.get_autocast_dtype(device)

@@ -257,6 +257,17 @@ def test_gradients_are_clipped(tmp_path):
         assert (part - start[name]).abs().max() < 1e-4, name
 
 
+def test_every_process_waits_for_a_model_that_an_interrupt_has_prevented(tmp_path, monkeypatch):
+    run(tmp_path)
+    waits = []
+    monkeypatch.setattr(d.parallel, "wait", lambda: waits.append((tmp_path / "end-to-end").exists()))
+    # of two processes one sees the folder before the other has written it, and one after
+    run(tmp_path)
+    shutil.rmtree(tmp_path / "end-to-end")
+    run(tmp_path)
+    assert waits == [True, True]
+
+
 def test_two_processes_are_one_with_twice_the_batches(tmp_path):
     script = Path(__file__).with_name("two_processes.py")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--standalone"]

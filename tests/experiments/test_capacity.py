@@ -19,7 +19,7 @@ def test_as_many_tokens_are_separated_as_the_column_says(kernel, head_dim):
     assert low <= high
     # an infinite capacity is checked far beyond any finite one of the table; nothing is claimed for one token
     count = int(min(low, 100))
-    if count > 1 and kernel.name != "riesz":
+    if count > 1:
         found = check(kernel, count, head_dim)
         assert found.limit == 0
         assert found.good
@@ -87,6 +87,16 @@ def test_the_command_prints_statements_bounds_and_losses(capsys):
     assert ["add_bump", "6", "0", "0", "1", "yes"] in lines
     assert ["relu", "6", "2", "2", "1", "yes"] in lines
     assert ["riesz", "6", "0", "no", "points"] in lines
+
+
+def test_on_a_line_riesz_has_the_papers_points_and_softmax_none(capsys):
+    assert main(["capacity", "--head-dim", "1", "--kernel", "softmax", "riesz", "-n", "2", "3"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "softmax no statement none known" in lines
+    assert "riesz 2 q = k = +-r Proposition 8" in lines
+    assert "riesz 2 0 9.98003e-07 1 yes" in lines
+    # every further token costs a half
+    assert "riesz 3 0.5 no points" in lines
 
 
 def test_statements_are_words():

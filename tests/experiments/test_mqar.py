@@ -12,7 +12,7 @@ from sortattn.experiments.mqar.command import Row, accuracy_table, best
 from sortattn.experiments.mqar.model import make_model
 from sortattn.experiments.mqar.plot import draw
 from sortattn.experiments.mqar.task import NOTHING, length_for, make_batch
-from sortattn.experiments.mqar.training import Run, Trainer, make_trainer, rate_at
+from sortattn.experiments.mqar.training import TEST_SEED, Run, Trainer, make_trainer, questions, rate_at, seed_of
 from sortattn.records import read
 
 ROOT = Path(__file__).parents[2]
@@ -137,6 +137,15 @@ def test_a_state_carried_over_goes_on_bitwise():
     assert rest.loss == whole.loss
     for one, two in zip(whole.model.parameters(), rest.model.parameters(), strict=True):
         assert torch.equal(one, two)
+
+
+def test_every_step_and_seed_has_sequences_of_its_own_and_none_is_tested_on():
+    runs = [replace(RUN, seed=seed) for seed in (0, 1, 2)]
+    seeds = [seed_of(run, step) for run in runs for step in range(RUN.most_steps)]
+    assert len(set(seeds)) == len(seeds)
+    assert max(seeds) < TEST_SEED
+    one, other = (questions(run, seed_of(run, 0))[0] for run in runs[:2])
+    assert not torch.equal(one, other)
 
 
 def test_the_learning_rate_rises_and_falls():

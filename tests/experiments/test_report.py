@@ -13,16 +13,24 @@ from xml.etree import ElementTree
 import pytest
 
 from sortattn.bench.machine import this_machine
-from sortattn.cli import main
+from sortattn.bench.paper import plot as paper_plot
+from sortattn.bench.paper.run import PaperRow
+from sortattn.cli import _parser, main
+from sortattn.experiments.mqar import command as mqar
+from sortattn.experiments.mqar import plot as mqar_plot
+from sortattn.experiments.recall import command as recall
+from sortattn.experiments.recall import plot as recall_plot
+from sortattn.experiments.report.command import FOLDERS
 from sortattn.experiments.report.page import Section, page
 from sortattn.experiments.text import pareto
 from sortattn.experiments.vision import results as vision
-from sortattn.records import write
+from sortattn.records import read, write
 
 from .. import browser
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
+FIGURES = {"recall-h200": recall.Row, "mqar-h200": mqar.Row, "h200-paper": PaperRow}
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 
 
@@ -158,15 +166,53 @@ def test_the_report_in_the_documents_is_of_the_committed_results(tmp_path):
     assert here == there, "run `make report`"
 
 
+def drawings():
+    """The committed figures of the experiments, drawn anew."""
+    rows = {name: read(RESULTS / f"{name}.csv", kind) for name, kind in FIGURES.items()}
+    yield "recall-h200", recall_plot.draw(rows["recall-h200"], recall.conditions(rows["recall-h200"]))
+    yield "mqar-h200", mqar_plot.draw(rows["mqar-h200"], mqar.conditions(rows["mqar-h200"]))
+    yield "h200-paper", paper_plot.draw(rows["h200-paper"])
+
+
+def test_the_committed_figures_are_of_the_committed_rows(tmp_path):
+    import matplotlib
+    from matplotlib.image import imread
+
+    for name, figure in drawings():
+        committed = RESULTS / f"{name}.png"
+        if f"Matplotlib version{matplotlib.__version__},".encode() not in committed.read_bytes():
+            pytest.skip("drawn with another version of matplotlib")
+        figure.savefig(tmp_path / f"{name}.png")
+        here, there = (imread(path) for path in (tmp_path / f"{name}.png", committed))
+        assert here.shape == there.shape
+        assert abs(here - there).max() < 0.01, f"{committed} is older than its rows or the code that draws it"
+
+
 def test_results_that_the_commands_left_here_are_found(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["report"]) == 0
     assert "the page has the kernels only" in capsys.readouterr().out
-    (tmp_path / "sortattn-bench").mkdir()
-    shutil.copy(RESULTS / "cpu.csv", tmp_path / "sortattn-bench")
+    for folder, name in (("sortattn-bench", "cpu.csv"), ("sortattn-grid", "grid-cpu.csv")):
+        (tmp_path / folder).mkdir()
+        shutil.copy(RESULTS / name, tmp_path / folder)
     assert main(["report"]) == 0
-    assert "sortattn-bench/cpu.csv" in capsys.readouterr().out.replace("\\", "/")
-    assert "Speed beside softmax: cpu" in (tmp_path / "sortattn-report" / "report.html").read_text(encoding="utf-8")
+    printed = capsys.readouterr().out.replace("\\", "/")
+    assert "sortattn-bench/cpu.csv" in printed
+    assert "sortattn-grid/grid-cpu.csv" in printed
+    text = (tmp_path / "sortattn-report" / "report.html").read_text(encoding="utf-8")
+    assert "Speed beside softmax: cpu" in text
+    assert "Accuracy of the grid: grid-cpu" in text
+
+
+@pytest.mark.parametrize("command", ["bench", "demo", "grid", "recall", "mqar"])
+def test_every_command_leaves_its_results_where_the_report_looks(command):
+    options = _parser().parse_args([command])
+    assert str(options.out) in FOLDERS
+
+
+def test_variants_of_a_run_come_after_it(outline):
+    titles = [word for word in outline.words if word.startswith("Associative recall: ")]
+    assert titles[-2:] == ["Associative recall: recall-h200", "Associative recall: recall-h200-whole"]
 
 
 def test_a_place_that_is_not_there_is_refused(tmp_path, capsys):
@@ -180,6 +226,22 @@ def test_a_damaged_line_is_named(tmp_path, capsys):
     notes.write_text("trial,ms\nfirst,1\nsecond, with a comma,2\n")
     assert main(["report", "--results", str(notes), "--out", str(tmp_path)]) == 2
     assert f"{notes}, line 3, is damaged: expected 2 fields, got 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"", "is empty; expected a results file"), (b"\xff\xfe", "is not a CSV file")]
+)
+def test_a_file_that_is_no_table_is_named(tmp_path, capsys, content, message):
+    notes = tmp_path / "notes.csv"
+    notes.write_bytes(content)
+    assert main(["report", "--results", str(notes), "--out", str(tmp_path)]) == 2
+    assert f"{notes} {message}" in capsys.readouterr().err
+
+
+def test_numbers_stand_to_the_right_also_where_some_are_missing():
+    section = Section("")
+    section.table("N,ms,name\n1,0.5,a\n2,-,-\n")
+    assert re.findall(r'<th scope="col"([^>]*)>', section.parts[0]) == ["", "", ' class="words"']
 
 
 def test_without_matplotlib_tables_remain_and_the_extra_is_named(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """What a teacher says to the batches of a stage: asked once for all students, and kept in a file."""
 
-import pickle
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..files import replacing
+from ..files import load_state, save_state
 from .replay import Batch, Recorder
 from .training import Settings, autocast
 from .work import EXPECTED
@@ -31,8 +30,7 @@ def answered(
     table = _load(path, made_with)
     if table is None:
         table = _ask(teacher, read, batches, numbers, settings)
-        with replacing(path) as draft:
-            torch.save({"facts": made_with, "answers": table}, draft)
+        save_state(path, {"facts": made_with, "answers": table})
 
     def batch(number: int) -> Batch:
         given = batches(number)
@@ -51,9 +49,9 @@ def digest(model: nn.Module) -> str:
 
 def _load(path: Path, facts: dict) -> Tensor | None:
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        found = load_state(path)
         return found["answers"] if found["facts"] == facts else None
-    except (OSError, EOFError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError):
+    except (KeyError, ValueError):
         # it can be made again
         return None
 

@@ -156,8 +156,7 @@ class _Run:
         stage = self.pupil.stages[place][0]
         if self.done == (place, stage.steps):
             _restore(self.pupil.student, self.saved["student"], self.pupil.folder)
-            if not (self.pupil.folder / stage.name).exists():
-                self.save_model(stage)
+            self.save_model(stage, again=False)
             self.saved, self.done = None, (place + 1, 0)
         return self.done[0] <= place
 
@@ -207,16 +206,28 @@ class _Run:
         self.training.close()
         self.training, self.done = None, (place + 1, 0)
 
-    def save_model(self, stage: Stage) -> None:
-        """Writes the student under the name of the stage."""
+    def save_model(self, stage: Stage, *, again: bool = True) -> None:
+        """Writes the student under the name of the stage; if not `again`, only where that is not there."""
+        path = self.pupil.folder / stage.name
 
         def write(draft: Path) -> None:
             self.pupil.student.save_pretrained(draft)
             self.pupil.finish(draft)
 
-        if parallel.leads():
-            replace(self.pupil.folder / stage.name, write)
+        # the first process alone looks, since the others may come when it has written already; all of them wait
+        if parallel.leads() and (again or not path.exists()):
+            _save(path, write)
         parallel.wait()
+
+
+def _save(path: Path, write: Callable[[Path], None]) -> None:
+    from safetensors import SafetensorError
+
+    try:
+        replace(path, write)
+    except SafetensorError as error:
+        # a full disk, for one
+        raise OSError(f"cannot write {path} ({error})") from error
 
 
 def _restore(student: nn.Module, weights: dict, folder: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from ..errors import CommandError
+from ..files import load_state, save_state
 
 CHECKPOINT = "checkpoint.pt"
 LOSSES = "losses.csv"
@@ -79,15 +80,7 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 def save_checkpoint(folder: Path, state: dict) -> None:
     """Writes the checkpoint: tensors, numbers and text, nothing else."""
-
-    def write(path: Path) -> None:
-        with path.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            # the name must not be there before the contents are
-            os.fsync(file.fileno())
-
-    replace(folder / CHECKPOINT, write)
+    save_state(folder / CHECKPOINT, state)
 
 
 def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> dict | None:
@@ -96,13 +89,12 @@ def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> dict | 
     if not path.exists():
         return None
     try:
-        state = torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:
+        state = load_state(path, device)
+    except ValueError as error:
         raise CommandError(
-            f"{path} is no checkpoint of this program, or damaged ({type(error).__name__}); move it away, or choose "
-            "another folder"
+            f"{path} is no checkpoint of this program, or damaged ({error}); move it away, or choose another folder"
         ) from error
-    if not isinstance(state, dict) or "stage" not in state:
+    if "stage" not in state:
         raise CommandError(f"{path} is no checkpoint of this program; move it away, or choose another folder")
     return state
 

@@ -131,6 +131,7 @@ CONSTRUCTIONS: dict[str, Construction] = {
     ),
     "gauss": _STATIONARY,
     "laplace": _STATIONARY,
+    "riesz": Construction(_axes, lambda head_dim: 2 if head_dim == 1 else 0, "q = k = +-r", "Proposition 8"),
     "add_riesz": Construction(_axes, lambda head_dim: 2 * head_dim, "q = k = +-r e_d", "Theorem 9"),
     "add_laplace": _ADDITIVE,
     "add_bump": _ADDITIVE,
@@ -165,10 +166,10 @@ class Check:
 def check(kernel: Kernel, count: int, head_dim: int) -> Check:
     """Moves the points of the kernel's construction apart until the loss is close to its limit."""
     bound = loss_bound(kernel, count, head_dim)
-    construction = CONSTRUCTIONS.get(kernel.name)
-    most = construction.most(head_dim) if construction else 0
-    if not most or (kernel.name == "add_riesz" and count > most):
-        # tokens that share a point of add_riesz reach no bound: the paper has none
+    construction = CONSTRUCTIONS[kernel.name]
+    most = construction.most(head_dim)
+    if not most or (kernel.name in ("riesz", "add_riesz") and count > most):
+        # tokens that share a point of these reach no bound of the paper
         return Check(kernel, head_dim, count, bound)
     distinct = min(count, most)
     tau = kernel.default_bandwidth(head_dim)
@@ -219,8 +220,8 @@ def statement(kernel: Kernel, head_dim: int) -> str:
 
 
 def _statement(kernel: Kernel, head_dim: int) -> list[str]:
-    construction = CONSTRUCTIONS.get(kernel.name)
-    words = (construction.text, construction.proof) if construction else ("none known", "")
+    construction = CONSTRUCTIONS[kernel.name]
+    words = (construction.text, construction.proof) if construction.most(head_dim) else ("none known", "")
     return [kernel.name, statement(kernel, head_dim), *words]
 
 

@@ -1,14 +1,11 @@
 """The state of a training on disk, so that an interrupt costs seconds and changes nothing."""
 
-import pickle
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-
 from ..errors import CommandError
-from ..files import replacing
+from ..files import load_state, save_state
 
 
 class Checkpoint:
@@ -26,9 +23,9 @@ class Checkpoint:
         if not self.path.exists():
             return None
         try:
-            found = torch.load(self.path, map_location="cpu", weights_only=True)
-            plan, state = found["plan"], found["state"]
-        except (OSError, EOFError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
+            found = load_state(self.path)
+            plan, state = dict(found["plan"]), dict(found["state"])
+        except (KeyError, TypeError, ValueError) as error:
             raise CommandError(f"{self.path} is no checkpoint ({error}); remove it, or use --fresh") from error
         for name, here in self.plan.items():
             if plan.get(name) != here:
@@ -45,8 +42,7 @@ class Checkpoint:
 
     def save(self, state: Mapping[str, object]) -> None:
         """Replaces the file by this state in one step."""
-        with replacing(self.path) as draft:
-            torch.save({"plan": self.plan, "state": dict(state)}, draft)
+        save_state(self.path, {"plan": self.plan, "state": dict(state)})
         self._saved = time.monotonic()
 
     def remove(self) -> None:

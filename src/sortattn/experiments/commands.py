@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from ..arguments import count, seconds
+from ..arguments import count, rate, seconds
 from ..kernels import KERNELS
 from ..table import STYLES
 
@@ -62,6 +62,13 @@ def _add_recall(commands) -> None:
     command.add_argument("--head-dim", type=count, default=64, metavar="D", help="default: %(default)s")
     command.add_argument("--seeds", type=count, default=3, help="default: %(default)s")
     command.add_argument("--steps", type=count, default=120_000, help="at most, default: %(default)s")
+    command.add_argument(
+        "--gradient",
+        choices=["token", "whole"],
+        default="token",
+        help="of the loss per token, as in the authors' code, or of the whole loss, as the paper writes it; default: "
+        "%(default)s",
+    )
     _training_options(command, "recall")
     command.set_defaults(work=_recall)
 
@@ -86,7 +93,7 @@ def _add_mqar(commands) -> None:
     command.add_argument("--pairs", type=count, nargs="+", default=[4, 8, 16, 32, 64], help="default: 4 8 16 32 64")
     command.add_argument("--width", type=count, nargs="+", default=[32, 64, 128], help="default: 32 64 128")
     command.add_argument(
-        "--rate", type=float, nargs="+", default=[1e-3, 3e-3, 1e-2], help="learning rates, default: 0.001 0.003 0.01"
+        "--rate", type=rate, nargs="+", default=[1e-3, 3e-3, 1e-2], help="learning rates, default: 0.001 0.003 0.01"
     )
     command.add_argument("--heads", type=count, default=1, help="default: %(default)s")
     command.add_argument("--vocabulary", type=count, default=8192, help="default: %(default)s")

@@ -31,7 +31,7 @@ def convert(model: nn.Module, kernel: str, bandwidth: Bandwidth = None, learn_ba
     modules = _attention_modules(model)
     # before anything changes: it may be refused
     rows = _rows(bandwidth, kernel, modules) if own else []
-    _switch(model, modules, name)
+    switch(model, name)
     for module in modules:
         detach(module)
     for module, row in zip(modules, rows, strict=False):
@@ -44,6 +44,14 @@ def convert(model: nn.Module, kernel: str, bandwidth: Bandwidth = None, learn_ba
     return model
 
 
+def switch(model: nn.Module, name: str) -> None:
+    """Asks the model for this attention; refuses one that cannot change it, where transformers only logs a warning."""
+    modules = _attention_modules(model)
+    model.set_attn_implementation(name)
+    if any(module.config._attn_implementation != name for module in modules):
+        raise _no_interface(model)
+
+
 def _attention_modules(model: nn.Module) -> list[nn.Module]:
     if not hasattr(model, "set_attn_implementation"):
         raise TypeError(f"expected a model of transformers, got {type(model).__name__}")
@@ -51,13 +59,6 @@ def _attention_modules(model: nn.Module) -> list[nn.Module]:
     if not modules:
         raise _no_interface(model)
     return modules
-
-
-def _switch(model: nn.Module, modules: list[nn.Module], name: str) -> None:
-    """Asks the model for this attention; refuses one that cannot change it, where transformers only logs a warning."""
-    model.set_attn_implementation(name)
-    if any(module.config._attn_implementation != name for module in modules):
-        raise _no_interface(model)
 
 
 def _no_interface(model: nn.Module) -> ValueError:

@@ -2,11 +2,13 @@
 
 import re
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
 from sortattn.bench import cases
 from sortattn.bench.cases import BOTH, FORWARD, Case, Settings, make_call, make_inputs
+from sortattn.bench.crossover import crossover
 from sortattn.bench.machine import Machine
 from sortattn.bench.paper import methods, run
 from sortattn.bench.paper.methods import SOFTMAX_METHODS, usable_methods
@@ -25,6 +27,7 @@ from sortattn.bench.paper.tables import (
 from sortattn.cli import main
 from sortattn.records import Records, read
 
+ROOT = Path(__file__).parents[3]
 SETTINGS = Settings(batch=1, heads=1, head_dim=8, value_dim=8)
 MACHINE = Machine("Linux", "Some CPU", "", "3.12.1", "2.13.0", "0.68.1", "0.1.0")
 COMMON = {**asdict(SETTINGS), **asdict(MACHINE)}
@@ -86,7 +89,15 @@ def test_slopes_of_the_papers_figures_are_one_and_two():
 def test_ten_runs_are_timed_after_five_warm_ups(monkeypatch):
     calls = []
     monkeypatch.setattr(run, "sample", lambda call, repeats, device: call() or float(len(calls)))
-    assert timings(lambda: calls.append(0), "cpu") == [float(number) for number in range(6, 16)]
+    assert timings(lambda: calls.append(0), "cpu", 20.0) == ([float(number) for number in range(6, 16)], 5)
+
+
+@pytest.mark.parametrize(("seconds", "runs"), [(2.0, 9), (30.0, 3)])
+def test_slow_calls_have_one_warm_up_and_as_many_runs_as_fit_but_three(monkeypatch, seconds, runs):
+    clock = []
+    monkeypatch.setattr(run, "sample", lambda call, repeats, device: clock.append(seconds) or seconds * 1e3)
+    monkeypatch.setattr(run.time, "perf_counter", lambda: sum(clock))
+    assert timings(lambda: None, "cpu", 20.0) == ([seconds * 1e3] * runs, 1)
 
 
 def test_softmax_goes_through_the_backend_of_torch_that_the_column_names(monkeypatch):
@@ -126,10 +137,10 @@ def test_methods_that_this_machine_lacks_are_left_out_with_a_reason(monkeypatch)
     ("samples", "message"), [([60_000.0], "took 60 s a call"), (RuntimeError("no memory"), "failed.*no memory")]
 )
 def test_a_method_that_fails_or_takes_too_long_is_not_measured_at_larger_sizes(tmp_path, monkeypatch, samples, message):
-    def timing(call, device):
+    def timing(call, device, budget):
         if isinstance(samples, Exception):
             raise samples
-        return samples
+        return samples, 1
 
     monkeypatch.setattr(run, "timings", timing)
     records = Records(tmp_path / "paper.csv", PaperRow, COMMON)
@@ -139,6 +150,7 @@ def test_a_method_that_fails_or_takes_too_long_is_not_measured_at_larger_sizes(t
         SETTINGS,
         records,
         memory=False,
+        budget=20.0,
         patience=30.0,
         advance=lambda text, steps: advanced.append(steps),
     )
@@ -153,7 +165,15 @@ def test_a_method_that_fails_or_takes_too_long_is_not_measured_at_larger_sizes(t
 def test_memory_is_measured_if_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "extra_bytes", lambda case, settings: 123)
     records = Records(tmp_path / "paper.csv", PaperRow, COMMON)
-    run.run(wanted([SOFTMAX], [4]), SETTINGS, records, memory=True, patience=30.0, advance=lambda text, steps: None)
+    run.run(
+        wanted([SOFTMAX], [4]),
+        SETTINGS,
+        records,
+        memory=True,
+        budget=20.0,
+        patience=30.0,
+        advance=lambda text, steps: None,
+    )
     assert [row.memory_bytes for row in records.rows] == [123, 123]
 
 
@@ -186,6 +206,78 @@ def test_the_plot_shows_both_machines_with_their_slopes(rows):
     assert (forward.get_xscale(), forward.get_yscale()) == ("log", "log")
 
 
+# the committed tables
+
+
+@pytest.fixture(scope="module")
+def committed():
+    return read(ROOT / "benchmarks" / "results" / "h200-paper.csv", PaperRow)
+
+
+def test_the_committed_tables_are_the_papers(committed):
+    assert {(row.batch, row.heads, row.head_dim, row.value_dim, row.causal) for row in committed} == {
+        (4, 12, 64, 64, False)
+    }
+    # fewer only where fifteen calls take longer than ten seconds
+    assert all((row.runs, row.warm_ups) == (10, 5) or (row.runs >= 3 and row.mean_ms > 1e4 / 15) for row in committed)
+    assert all(row.memory_bytes > 0 for row in committed)
+    for passes in (FORWARD, BOTH):
+        columns = measured(committed, passes)
+        for kernel in ("add_laplace", "add_bump", "add_riesz"):
+            for method in ("SORTED", "GRID16"):
+                assert sorted(columns[kernel, method]) == list(methods.PAPER_SIZES)
+        short = {"MEM_EFF32", "MEM_EFF16"} if passes == BOTH else set()
+        for method in ("MEM_EFF32", "MEM_EFF16", "FLASH16", "CUDNN16"):
+            sizes = methods.PAPER_SIZES[:-1] if method in short else methods.PAPER_SIZES
+            assert sorted(columns["softmax", method]) == list(sizes)
+
+
+def test_the_document_says_what_the_committed_tables_show(committed):
+    text = " ".join((ROOT / "docs" / "experiments.md").read_text().split())
+    forward, both = (measured(committed, passes) for passes in (FORWARD, BOTH))
+
+    def points(columns, method, softmax):
+        found = (
+            crossover(columns["softmax", softmax], columns[kernel, method])
+            for kernel in ("add_laplace", "add_riesz", "add_bump")
+        )
+        return [f"{point:,.0f}" for point in found]
+
+    one, two, three = points(forward, "SORTED", "MEM_EFF32")
+    assert f"float32 from N = {one} (`add_laplace`), {two} (`add_riesz`) and {three} (`add_bump`) on, forward" in text
+    one, two, three = points(both, "SORTED", "MEM_EFF32")
+    assert f"from {one}, {two} and {three} forward and backward" in text
+    one, two, three = points(forward, "SORTED", "CUDNN16")
+    assert f"than cuDNN in float16 from {one}, {two} and {three}." in text
+    one, two, three = points(forward, "GRID16", "CUDNN16")
+    assert f"faster than cuDNN, both in float16, from {one}, {two} and {three} on." in text
+    slopes = [slope(column) for columns in (forward, both) for key, column in columns.items() if key[1] == "SORTED"]
+    assert f"{min(slopes):.2f} to {max(slopes):.2f} for `sorted`" in text
+    here, there = (columns["add_riesz", "SORTED"][16384] for columns in (forward, both))
+    assert f"`add_riesz` takes {here:.1f} instead of 16.9 ms at 16,384 and {there:.1f} instead of 50" in text
+
+
+def test_the_readme_shows_the_committed_times(committed):
+    """Every number of its two tables of the H200 is that of the row, rounded as it is written."""
+    text = (ROOT / "README.md").read_text()
+    exact = text[text.index("| N | softmax (SDPA, memory efficient)") :].split("\n\n")[0]
+    grid = text[text.index("| N | softmax (cuDNN)") :].split("\n\n")[0]
+    times = {(row.kernel, row.method, row.n, row.passes): row.mean_ms for row in committed}
+    checked = 0
+    for table, softmax in ((exact, "MEM_EFF32"), (grid, "CUDNN16")):
+        for line in table.splitlines()[2:]:
+            size, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+            n = int(size.replace(",", ""))
+            ours = "GRID16" if table is grid else "TILED" if n <= 1024 else "SORTED"
+            columns = [("softmax", softmax), *((kernel, ours) for kernel in ("add_riesz", "add_laplace", "add_bump"))]
+            for column, cell in zip(columns, cells, strict=True):
+                for passes, shown in zip((FORWARD, BOTH), re.findall(r"[\d.,]+", cell), strict=False):
+                    digits = len(shown.partition(".")[2])
+                    assert shown == f"{times[(*column, n, passes)]:,.{digits}f}"
+                    checked += 1
+    assert checked == 2 * 4 * 11 - 1
+
+
 # the command
 
 
@@ -203,11 +295,11 @@ def test_the_smoke_run_leaves_rows_and_a_plot_and_an_interrupted_one_continues(q
     honest = run.timings
     calls = []
 
-    def interrupted(call, device):
+    def interrupted(call, device, budget):
         calls.append(device)
         if len(calls) == 4:
             raise KeyboardInterrupt
-        return honest(call, device)
+        return honest(call, device, budget)
 
     monkeypatch.setattr(run, "timings", interrupted)
     assert main(arguments) == 130

@@ -6,7 +6,7 @@ import gzip
 import pytest
 import torch
 
-from sortattn.cli import main
+from sortattn.cli import _parser, main
 from sortattn.experiments.text import command
 from sortattn.experiments.text.batches import Prepared
 
@@ -112,6 +112,13 @@ def test_several_models_are_evaluated_and_loaded_as_often_as_needed(teacher, qms
     assert loaded == [8, 48, 64] * 2
 
 
+def test_the_options_are_the_papers_settings():
+    options = _parser().parse_args(["text", "distill", "teacher", "--data", "texts"])
+    settings = (options.layerwise_steps, options.end_to_end_steps, options.tokens, options.batch, options.accumulation)
+    assert settings == (10_000, 10_000, 512, 16, 1)
+    assert (options.bandwidth, options.lengths, options.prefixes) == (None, None, True)
+
+
 def test_broken_lines_are_shown_and_the_rest_is_used(teacher, sts, tmp_path, capsys):
     with sts.open("a") as file:
         file.write("broken\n" * 7)
@@ -134,6 +141,32 @@ def test_a_full_disk_is_a_message(teacher, sts, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch, "save", full)
     assert distill(teacher, sts, tmp_path / "run") == 2
     assert "No space left on device; the last checkpoint" in capsys.readouterr().err
+
+
+def test_a_model_that_finds_no_room_is_a_message(teacher, sts, tmp_path, capsys, monkeypatch):
+    from safetensors import SafetensorError
+    from transformers import PreTrainedModel
+
+    def full(self, folder):
+        folder.mkdir()
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PreTrainedModel, "save_pretrained", full)
+        assert distill(teacher, sts, tmp_path / "run") == 2
+    assert "No space left on device (os error 28)); the last checkpoint" in capsys.readouterr().err
+    assert distill(teacher, sts, tmp_path / "run") == 0
+    assert distill(teacher, sts, tmp_path / "whole") == 0
+    one, other = student(tmp_path / "run"), student(tmp_path / "whole")
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("words", [["eval", "--sts", "STS"], ["pareto", "--kernel", "elu"]])
+def test_results_that_cannot_be_written_are_a_message(words, teacher, sts, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    what, *words = [str(sts) if word == "STS" else word for word in words]
+    assert main(["text", what, teacher, *words, "--smoke", "--out", str(tmp_path / "file" / "run")]) == 2
+    assert "cannot be written: expected a folder with leave to write" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

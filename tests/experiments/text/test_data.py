@@ -23,11 +23,34 @@ def test_broken_lines_are_named_and_the_rest_is_kept(sts):
     report = Report()
     assert read_sts(sts, report).first == TEXTS[:-1]
     assert report.problems == [
-        f"{sts}, line 10: expected UTF-8, got byte 0xff; left out",
         f"{sts}, line 3: expected 3 fields, got 2; left out",
         f"{sts}, line 4: expected a score, got 'high'; left out",
         f"{sts}, line 5: expected a score, got 'nan'; left out",
+        f"{sts}, line 10: expected UTF-8, got byte 0xff; left out",
     ]
+
+
+def test_a_line_does_not_take_others_with_it(sts):
+    lines = [line.encode() for line in sts.read_text().splitlines()]
+    long = b"a" * 200_000
+    lines[2:2] = [b"\xff,b,1", b'"never closed,b,1', long + b",b,1", b"only,two"]
+    sts.write_bytes(b"\n".join(lines) + b"\n")
+    report = Report()
+    assert read_sts(sts, report).first == TEXTS[:-1]
+    numbers = [problem.split(": ")[0].removeprefix(f"{sts}, ") for problem in report.problems]
+    assert numbers == ["line 3", "line 4", "line 5", "line 6"]
+    assert "got '\"never closed,b,1' (unexpected end of data); left out" in report.problems[1]
+
+
+def test_half_a_character_is_a_broken_line(qmsum):
+    rows = ['{"id": "x", "text": "a \\ud83d cat", "queries": []}', '{"id": "y", "text": "a", "queries": ["\\uDE00"]}']
+    whole = '{"id": "z", "text": "a \\ud83d\\ude00 cat", "queries": ["a"]}'
+    qmsum.write_text(qmsum.read_text() + "\n".join([*rows, whole]) + "\n")
+    report = Report()
+    task = read_qmsum(qmsum, report)
+    assert (len(task.documents), task.documents["z"]) == (7, "a \U0001f600 cat")
+    half = "expected text, got half of a pair of surrogates; left out"
+    assert report.problems == [f"{qmsum}, line 7: {half}", f"{qmsum}, line 8: {half}"]
 
 
 def test_retrieval(cranfield):
@@ -81,6 +104,11 @@ def test_files_that_cannot_be_read_are_named(tmp_path, sts):
         read_sts(tmp_path / "nowhere.csv", Report())
     cut = tmp_path / "cut.jsonl.gz"
     cut.write_bytes(gzip.compress(b'{"id": "1"}\n' * 1000)[:-20])
+    with pytest.raises(CommandError, match="cannot read .*cut.jsonl.gz"):
+        read_qmsum(cut, Report())
+    packed = bytearray(gzip.compress(bytes(range(256)) * 100))
+    packed[40:60] = b"\xff" * 20
+    cut.write_bytes(packed)
     with pytest.raises(CommandError, match="cannot read .*cut.jsonl.gz"):
         read_qmsum(cut, Report())
     sts.write_text("a,b,c\n")

@@ -1,3 +1,5 @@
+import json
+import shutil
 import sys
 
 import pytest
@@ -74,6 +76,41 @@ def test_a_model_that_is_not_there(monkeypatch):
     message = r"cannot load the model no/where: no such folder, and the hub .*\(We couldn't connect to the hub.\)"
     with pytest.raises(CommandError, match=message):
         load("no/where", tokens=32)
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "message"),
+    [
+        ("num_hidden_layers", 3, r"of another shape than its config: missing_keys layers\.2\."),
+        ("intermediate_size", 64, r"of another shape than its config: mismatched_keys .*layers\.0\.mlp"),
+    ],
+)
+def test_weights_of_another_shape_are_refused(entry, value, message, teacher, tmp_path):
+    shutil.copytree(teacher, tmp_path / "other")
+    path = tmp_path / "other" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), entry: value}))
+    with pytest.raises(CommandError, match=message):
+        load(str(tmp_path / "other"), tokens=32)
+
+
+def test_a_pooler_is_not_missed(tmp_path):
+    model = tiny.build("bert")
+    weights = {name: part for name, part in model.state_dict().items() if not name.startswith("pooler.")}
+    model.save_pretrained(tmp_path, state_dict=weights)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    assert load(str(tmp_path), tokens=32)[0].eval()
+
+
+def test_damaged_weights_and_a_missing_tokenizer_are_messages(teacher, tmp_path):
+    shutil.copytree(teacher, tmp_path / "other")
+    for path in (tmp_path / "other").glob("*token*"):
+        path.unlink()
+    with pytest.raises(CommandError, match="there is no tokenizer beside it|cannot load the model .*this folder"):
+        load(str(tmp_path / "other"), tokens=32)
+    path = tmp_path / "other" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(CommandError, match=r"cannot load the model .*other: this folder \(.*header"):
+        load(str(tmp_path / "other"), tokens=32)
 
 
 def test_a_missing_package_is_named(monkeypatch):

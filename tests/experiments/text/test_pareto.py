@@ -1,5 +1,6 @@
 import pytest
 
+import sortattn
 from sortattn.cli import main
 from sortattn.experiments.text import pareto
 from sortattn.records import read
@@ -84,6 +85,29 @@ def test_what_was_measured_before_an_interrupt_is_kept(teacher, tmp_path, capsys
 def test_wrong_wishes_are_messages(teacher, tmp_path, capsys, options, message):
     assert main(["text", "pareto", teacher, "--out", str(tmp_path), "--smoke", *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_model_without_the_attention_interface_is_refused(tmp_path, capsys):
+    pytest.importorskip("transformers")
+    from ...integrations import tiny
+
+    tiny.build("deberta").save_pretrained(tmp_path / "model")
+    tiny.tokenizer().save_pretrained(tmp_path / "model")
+    assert main(["text", "pareto", str(tmp_path / "model"), "--out", str(tmp_path), "--smoke"]) == 2
+    assert "DebertaV2Model of transformers" in capsys.readouterr().err
+    # softmax under the name of a kernel is no measurement
+    assert not (tmp_path / "pareto.csv").exists()
+
+
+def test_bandwidths_of_another_kernel_are_a_message(teacher, tmp_path, capsys):
+    from ...integrations import tiny
+
+    model = tiny.transformers.AutoModel.from_pretrained(teacher)
+    sortattn.convert(model, "elu", bandwidth=2.0).save_pretrained(tmp_path / "model")
+    tiny.tokenizer().save_pretrained(tmp_path / "model")
+    words = ["text", "pareto", str(tmp_path / "model"), "--out", str(tmp_path), "--smoke"]
+    assert main([*words, "--kernel", "elu", "--kernel", "gauss"]) == 2
+    assert "gauss (auto), 64 tokens: the bandwidths of this model are for the kernel 'elu'" in capsys.readouterr().err
 
 
 def test_a_damaged_file_is_named(teacher, tmp_path, capsys):

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from sortattn.cli import main
+from sortattn.cli import _parser, main
 from sortattn.experiments.vision.batches import Batches
 
 
@@ -120,11 +120,15 @@ def test_a_finished_run_is_not_trained_again(teacher, student, tmp_path, monkeyp
 
 
 def test_sixteen_bits_train_other_weights(teacher, tmp_path):
-    assert smoke("layerwise", teacher, "--kernel", "add_laplace", "--precision", "bf16", "--out", tmp_path) == 0
-    (row,) = read(tmp_path / "vision.csv")
-    assert (row["precision"], row["bandwidth"]) == ("bf16", "0.5")
-    losses = [float(line["loss"]) for line in read(tmp_path / "layerwise-add_laplace" / "losses.csv")]
-    assert all(0 < loss < 10 for loss in losses)
+    losses = {}
+    for precision in ("bf16", "fp32"):
+        out = tmp_path / precision
+        assert smoke("layerwise", teacher, "--kernel", "add_laplace", "--precision", precision, "--out", out) == 0
+        (row,) = read(out / "vision.csv")
+        assert (row["precision"], row["bandwidth"]) == (precision, "0.5")
+        losses[precision] = [float(line["loss"]) for line in read(out / "layerwise-add_laplace" / "losses.csv")]
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.5)
+    assert all(one != other for one, other in zip(*losses.values(), strict=True))
 
 
 def test_bandwidths_are_learned_if_asked_for(teacher, tmp_path):
@@ -153,6 +157,13 @@ def test_two_processes_train_one_model(tmp_path):
     assert len(read(tmp_path / "scratch-elu" / "losses.csv")) == 4
 
 
+def test_the_options_are_the_papers_settings():
+    scratch = _parser().parse_args(["vision", "scratch"])
+    assert (scratch.kernel, scratch.epochs, scratch.batch) == (["softmax"], 1000, 128)
+    last = _parser().parse_args(["vision", "end-to-end", "teacher"])
+    assert (last.layerwise_steps, last.end_to_end_steps, len(last.kernel)) == (10_000, 50_000, 10)
+
+
 def test_another_seed_is_another_run(teacher, capsys):
     assert smoke("scratch", "--seed", 1, "--out", teacher.parent) == 2
     assert "was made with seed=0, this run has seed=1; choose another folder" in capsys.readouterr().err
@@ -178,7 +189,7 @@ def test_a_full_disk_is_a_message_and_the_checkpoint_stays(teacher, tmp_path, ca
     [
         ("image_size", 64, "has image_size=64, expected 32"),
         ("num_hidden_layers", 3, "are of another shape than its config: missing_keys vit."),
-        ("hidden_size", 32, "of another shape|cannot load the model"),
+        ("hidden_size", 32, "of another shape than its config: m"),
         ("model_type", "bert", "has model_type='bert', expected 'vit'"),
     ],
 )
@@ -189,8 +200,7 @@ def test_a_teacher_of_another_shape_is_refused(entry, value, message, teacher, t
     path.write_text(json.dumps({**config, entry: value}))
     assert smoke("copy", tmp_path / "teacher", "--out", tmp_path) == 2
     error = capsys.readouterr().err
-    # which of two depends on the version of transformers
-    assert any(part in error for part in message.split("|"))
+    assert message in error
     assert error.count("\n") == 1
 
 

@@ -43,7 +43,15 @@ def _measure(options: Namespace, settings: Settings, records: Records[PaperRow])
     if missing < len(cells):
         print(f"{len(cells) - missing} of {len(cells)} rows are in {records.path} already", file=sys.stderr)
     with progress(missing) as advance:
-        return run(cells, settings, records, memory=options.memory, patience=options.patience, advance=advance)
+        return run(
+            cells,
+            settings,
+            records,
+            memory=options.memory,
+            budget=options.budget,
+            patience=options.patience,
+            advance=advance,
+        )
 
 
 def show(rows: Sequence[PaperRow], path: Path) -> None:

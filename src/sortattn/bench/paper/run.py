@@ -1,5 +1,6 @@
 """Measures as the paper does: the mean and standard deviation of 10 runs after 5 warm-ups, one method at a time."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean, pstdev
@@ -7,7 +8,7 @@ from statistics import mean, pstdev
 from ...records import Records
 from ..cases import Case, Settings, make_call, make_inputs
 from ..machine import Measured, now
-from ..measure import sample
+from ..measure import LEAST_ROUNDS, sample
 from ..memory import extra_bytes
 from ..progress import Advance
 from ..run import FAILURES
@@ -55,12 +56,14 @@ def run(
     records: Records[PaperRow],
     *,
     memory: bool,
+    budget: float,
     patience: float,
     advance: Advance,
 ) -> list[str]:
     """Measures the cells that `records` does not hold; returns why some were left out.
 
-    A method whose calls take longer than `patience`, in seconds, is not measured at larger sizes.
+    A method whose calls take longer than `patience`, in seconds, is not measured at larger sizes. `budget` is that of
+    `timings`.
     """
     done = {row.case: row for row in records.rows}
     given_up: dict[Case, str] = {}
@@ -71,26 +74,44 @@ def run(
             continue
         try:
             advance(label, 0)
-            samples = timings(make_call(case, settings, make_inputs(case, settings)), settings.device)
+            samples, warm_ups = timings(make_call(case, settings, make_inputs(case, settings)), settings.device, budget)
             extra = extra_bytes(case, settings) if memory else None
         except FAILURES as error:
             first = (str(error).splitlines() or [type(error).__name__])[0]
             given_up[case.at(0)] = f"{label} failed, larger sizes were not tried: {first}"
         else:
-            records.add(_row(method, case, samples, extra, records))
+            records.add(_row(method, case, samples, warm_ups, extra, records))
             if mean(samples) > patience * 1e3:
                 given_up[case.at(0)] = f"{label} took {mean(samples) / 1e3:.2g} s a call, larger sizes were not tried"
         advance(label, 1)
     return list(given_up.values())
 
 
-def timings(call: Callable[[], None], device: str) -> list[float]:
-    """The milliseconds of each of the runs after the warm-ups."""
-    return [sample(call, 1, device) for _ in range(WARM_UPS + RUNS)][WARM_UPS:]
+def timings(call: Callable[[], None], device: str, budget: float) -> tuple[list[float], int]:
+    """The milliseconds of each of the runs after the warm-ups, and how many warm-ups there were.
+
+    Where that would take longer than `budget`, in seconds, a single warm-up and as many runs as fit, three at least.
+    """
+    started = time.perf_counter()
+    first = sample(call, 1, device) / 1e3
+    warm_ups = WARM_UPS if first * (WARM_UPS + RUNS) <= budget else 1
+    for _ in range(1, warm_ups):
+        sample(call, 1, device)
+    samples: list[float] = []
+    while len(samples) < RUNS and (
+        warm_ups == WARM_UPS or len(samples) < LEAST_ROUNDS or time.perf_counter() - started < budget
+    ):
+        samples.append(sample(call, 1, device))
+    return samples, warm_ups
 
 
 def _row(
-    method: Method, case: Case, samples: Sequence[float], extra: int | None, records: Records[PaperRow]
+    method: Method,
+    case: Case,
+    samples: Sequence[float],
+    warm_ups: int,
+    extra: int | None,
+    records: Records[PaperRow],
 ) -> PaperRow:
     average, spread = (float(f"{number:.5g}") for number in (mean(samples), pstdev(samples)))
     return PaperRow(
@@ -99,7 +120,7 @@ def _row(
         mean_ms=average,
         std_ms=spread,
         runs=len(samples),
-        warm_ups=WARM_UPS,
+        warm_ups=warm_ups,
         memory_bytes=extra,
         date=now(),
         **records.common,

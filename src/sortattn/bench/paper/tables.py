@@ -144,9 +144,12 @@ def slope_table(rows: Sequence[PaperRow], style: str = "text") -> str:
 def conditions(rows: Sequence[PaperRow]) -> str:
     """One sentence: protocol, shape, machine, versions, date."""
     first = rows[0]
+    most = max(rows, key=lambda row: row.runs)
+    fewest = min(row.runs for row in rows)
+    fewer = f" (of slow calls at least {fewest} after 1)" if fewest < most.runs else ""
     return (
-        f"Milliseconds, mean ± standard deviation of {first.runs} runs after {first.warm_ups} warm-ups, the fastest "
-        f"starred; B={first.batch}, H={first.heads}, D={first.head_dim}, C={first.value_dim}; "
+        f"Milliseconds, mean ± standard deviation of {most.runs} runs after {most.warm_ups} warm-ups{fewer}, the "
+        f"fastest starred; B={first.batch}, H={first.heads}, D={first.head_dim}, C={first.value_dim}; "
         f"{first.accelerator or first.cpu}, {first.threads} threads ({first.machine}); torch {first.torch}, "
         f"sortattn {first.sortattn}; {max(row.date for row in rows).split()[0]}."
     )

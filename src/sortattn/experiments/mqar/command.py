@@ -74,6 +74,8 @@ def mqar(options: Namespace) -> int:
     except KeyboardInterrupt:
         print(f"\nInterrupted. {len(records.rows)} rows are in {path}; the same command continues.", file=sys.stderr)
         return 130
+    except OSError as error:
+        raise CommandError(f"{error}; {len(records.rows)} rows are in {path}, the same command continues") from error
     show(records.rows, path)
     return 0
 

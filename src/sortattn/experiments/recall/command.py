@@ -24,6 +24,9 @@ from .training import TARGET, TRAINED, Batch, make_trainer, start
 
 # after so many steps the losses are looked at, and a checkpoint may be left
 STRIDE, GPU_STRIDE = 20, 500
+# what is differentiated
+TOKEN, WHOLE = "token", "whole"
+GRADIENTS = {TOKEN: "per token", WHOLE: "as a whole"}
 # the sums of float32 may undercut a bound by so much
 ROUNDING = 1e-4
 SMOKE = {"kernel": ["add_bump", "relu"], "sizes": [3, 6, 9], "head_dim": 4, "seeds": 2, "steps": 200, "save_every": 0.0}
@@ -47,6 +50,7 @@ class Row(Measured):
     batch: int
     head_dim: int
     bandwidth: float
+    gradient: str
     most_steps: int
     device: str
     threads: int
@@ -58,7 +62,7 @@ def recall(options: Namespace) -> int:
         vars(options).update(SMOKE)
     check_names("kernel", options.kernel, list(TRAINED))
     device = usable_device(options.device)
-    common = {"head_dim": options.head_dim, "most_steps": options.steps, "device": device}
+    common = {"head_dim": options.head_dim, "gradient": options.gradient, "most_steps": options.steps, "device": device}
     common |= {"threads": use_threads(options.threads), **asdict(this_machine(device))}
     path = options.out / f"{options.name}.csv"
     records = Records(path, Row, common, fresh=options.fresh)
@@ -68,6 +72,8 @@ def recall(options: Namespace) -> int:
     except KeyboardInterrupt:
         print(f"\nInterrupted. {len(records.rows)} rows are in {path}; the same command continues.", file=sys.stderr)
         return 130
+    except OSError as error:
+        raise CommandError(f"{error}; {len(records.rows)} rows are in {path}, the same command continues") from error
     return show(records.rows, path)
 
 
@@ -82,7 +88,10 @@ def make_batches(options: Namespace, rows: Iterable[Row]) -> list[Batch]:
             if any((kernel, size, seed) not in done for seed in range(options.seeds))
         ]
         groups = [tuple(missing)] if _on_gpu(options.device) else [(size,) for size in missing]
-        batches += [Batch(kernel, sizes, options.seeds, options.head_dim, options.device) for sizes in groups if sizes]
+        whole = options.gradient == WHOLE
+        batches += [
+            Batch(kernel, sizes, options.seeds, options.head_dim, options.device, whole) for sizes in groups if sizes
+        ]
     return batches
 
 
@@ -190,7 +199,8 @@ def conditions(rows: Sequence[Row]) -> str:
     first = rows[0]
     seeds = len({row.seed for row in rows})
     return (
-        f"D={first.head_dim}, at most {first.most_steps:,} steps, target {TARGET:g}, best of {seeds} seeds; "
+        f"D={first.head_dim}, gradients of the loss {GRADIENTS[first.gradient]}, at most {first.most_steps:,} steps, "
+        f"target {TARGET:g}, best of {seeds} seeds; "
         f"{first.accelerator or first.cpu}, {first.threads} threads; torch {first.torch}, sortattn {first.sortattn}; "
         f"{max(row.date for row in rows).split()[0]}."
     )

@@ -27,8 +27,8 @@ PRECISION = "tf32x3"
 class FusedStep:
     """Takes one step on the state of a batch, in place, as `training.Trainer` does."""
 
-    def __init__(self, kernel: Kernel, lengths: Sequence[int], state: dict[str, Tensor]):
-        self.kernel, self.state = kernel, state
+    def __init__(self, kernel: Kernel, lengths: Sequence[int], state: dict[str, Tensor], whole: bool = False):
+        self.kernel, self.state, self.whole = kernel, state, whole
         self.runs, self.longest, self.head_dim = state["tokens"].shape
         self.width = max(16, triton.next_power_of_2(self.head_dim))
         self.mapped = isinstance(kernel, FeatureKernel)
@@ -107,8 +107,8 @@ class FusedStep:
         )  # fmt: skip
         step_kernels.normalise[len(self.wide),](
             self.matrix, self.distances, self.row_loss, self.wide, self.lengths, active, self.pitch,
-            ROOT=self.kind == "riesz", EXPONENTIAL=isinstance(self.kernel, ExponentialKernel), FLOOR=FLOOR,
-            ROWS=WIDE_ROWS, WIDTH=triton.next_power_of_2(self.pitch), CHUNK=CHUNK,
+            ROOT=self.kind == "riesz", EXPONENTIAL=isinstance(self.kernel, ExponentialKernel), WHOLE=self.whole,
+            FLOOR=FLOOR, ROWS=WIDE_ROWS, WIDTH=triton.next_power_of_2(self.pitch), CHUNK=CHUNK,
         )  # fmt: skip
 
     def _differentiate(self) -> None:

@@ -15,7 +15,7 @@ class GpuTrainer:
 
     def __init__(self, batch: Batch, state: dict[str, Tensor]):
         self.state = state
-        self._fused = FusedStep(TRAINED[batch.kernel], [size for size, _ in batch.runs], state)
+        self._fused = FusedStep(TRAINED[batch.kernel], [size for size, _ in batch.runs], state, batch.whole)
         self._stream = torch.cuda.Stream(batch.device)
         # the state and the buffers have been made on another
         self._stream.wait_stream(torch.cuda.current_stream(batch.device))

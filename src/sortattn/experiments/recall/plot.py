@@ -62,6 +62,7 @@ def _mark_capacities(axes, names: Sequence[str], head_dim: int, largest: int) ->
     for limit, kernels in marks.items():
         axes.axvline(limit, color="0.75", linewidth=0.8, linestyle="--")
         axes.annotate(
-            ", ".join(kernels), (limit, 1.0), xycoords=("data", "axes fraction"), fontsize=6, color="0.4",
-            rotation=90, ha="right", va="top",
+            # above the lines, which would cross the names
+            ", ".join(kernels), (limit, 1.01), xycoords=("data", "axes fraction"), fontsize=6, color="0.4",
+            rotation=90, ha="center", va="bottom",
         )  # fmt: skip

@@ -40,13 +40,18 @@ TRAINED: dict[str, Kernel] = {**KERNELS, RolledDpfp.name: RolledDpfp()}
 
 @dataclass(frozen=True)
 class Batch:
-    """What is trained together: `seeds` runs for every length of `sizes`, of one kernel."""
+    """What is trained together: `seeds` runs for every length of `sizes`, of one kernel.
+
+    Gradients are those of the loss per token, as in the authors' code, or of the whole loss, as the paper writes it.
+    Adam's epsilons are compared with them.
+    """
 
     kernel: str
     sizes: tuple[int, ...]
     seeds: int
     head_dim: int
     device: str
+    whole: bool = False
 
     @property
     def runs(self) -> list[tuple[int, int]]:
@@ -104,7 +109,7 @@ class Trainer:
     def __init__(self, batch: Batch, state: dict[str, Tensor]):
         self.state = state
         self._losses: Callable[..., Tensor] = partial(losses, TRAINED[batch.kernel], counts=batch.counts)
-        self.lengths = torch.tensor([size for size, _ in batch.runs], device=batch.device)
+        self._shares = torch.tensor([1 if batch.whole else size for size, _ in batch.runs], device=batch.device)
 
     def advance(self, steps: int) -> None:
         """Takes so many steps with the runs that are active."""
@@ -122,8 +127,7 @@ class Trainer:
     def _step(self) -> None:
         parameters = [self.state[name].detach().requires_grad_() for name in PARAMETERS]
         found = self._losses(*parameters)
-        # of the loss per token, as the epsilons above are meant
-        gradients = torch.autograd.grad((found / self.lengths).sum(), parameters)
+        gradients = torch.autograd.grad((found / self._shares).sum(), parameters)
         with torch.no_grad():
             note(self.state, found.detach())
             update(self.state, gradients)

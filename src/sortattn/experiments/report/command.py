@@ -4,7 +4,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from ...errors import CommandError
-from ...files import replacing
+from ...files import check_writable, replacing
 from .page import page
 from .sections import kernels, machines, of_file
 
@@ -12,7 +12,7 @@ TITLE = "sortattn: results"
 # where a checkout keeps results, and where the commands leave theirs
 FOLDERS = (
     "benchmarks/results",
-    *(f"sortattn-{name}" for name in ("bench", "demo", "recall", "mqar", "text", "vision")),
+    *(f"sortattn-{name}" for name in ("bench", "demo", "grid", "recall", "mqar", "text", "vision")),
 )
 
 
@@ -20,6 +20,7 @@ def report(options: Namespace) -> int:
     """Writes the page and says what is on it; returns 0."""
     files = find(options.results)
     target = options.out / f"{options.name}.html"
+    check_writable(target)
     found = sorted((of_file(path) for path in files), key=lambda pair: pair[0])
     sections = [kernels(), *(section for _, section in found), machines(files)]
     with replacing(target) as draft:
@@ -40,5 +41,6 @@ def find(places: list[Path] | None) -> list[Path]:
     for place in places:
         if not place.exists():
             raise CommandError(f"{place} is not there; expected a results file or a folder of them")
-        files += sorted(place.glob("*.csv")) if place.is_dir() else [place]
+        # by the names without the ending, so that variants of a run come after it
+        files += sorted(place.glob("*.csv"), key=lambda path: path.stem) if place.is_dir() else [place]
     return list(dict.fromkeys(files))

@@ -72,8 +72,9 @@ class Section:
 
 
 def _words(cells: Sequence[str]) -> bool:
-    """Whether a column holds words: some cell neither begins with a digit, after a sign, nor is empty."""
-    return any(cell and not cell.lstrip("+-<>=~ ")[:1].isdigit() for cell in cells)
+    """Whether a column holds words: some cell is neither empty, nor a dash, nor begins with a digit after a sign."""
+    rests = (cell.lstrip("+-<>=~ ") for cell in cells)
+    return any(rest and not rest[0].isdigit() for rest in rests)
 
 
 def _drawing(figure) -> str:

@@ -99,7 +99,7 @@ KINDS: dict[type, tuple[str, Fill]] = {
 
 def of_file(path: Path) -> tuple[int, Section]:
     """The section of a file, and where it stands on the page; unknown kinds come last, accuracy of the grid before."""
-    heading = tuple(next(csv.reader(path.read_text().splitlines()), ()))
+    heading = _heading(path)
     for place, (kind, (title, fill)) in enumerate(KINDS.items()):
         if heading == columns(kind):
             rows = read(path, kind)
@@ -119,6 +119,17 @@ def of_file(path: Path) -> tuple[int, Section]:
     return len(KINDS) + 1, section
 
 
+def _heading(path: Path) -> tuple[str, ...]:
+    """The names of the columns; CommandError if the file is no table."""
+    try:
+        heading = tuple(next(csv.reader(path.read_text().splitlines()), ()))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise CommandError(f"{path} is not a CSV file ({error})") from error
+    if not heading:
+        raise CommandError(f"{path} is empty; expected a results file, with the names of its columns first")
+    return heading
+
+
 def machines(paths: Sequence[Path]) -> Section:
     """Where and with which versions the results were made, as far as the files tell."""
     names = columns(Machine)
@@ -136,7 +147,7 @@ def machines(paths: Sequence[Path]) -> Section:
 def _head(path: Path) -> str:
     """The first lines of a file of any columns; CommandError if one has more or fewer fields than the heading."""
     lines = path.read_text().splitlines()[: MOST_ROWS + 1]
-    first, *rows = list(csv.reader(lines)) or [[]]
+    first, *rows = csv.reader(lines)
     for number, row in enumerate(rows, 2):
         if len(row) != len(first):
             raise CommandError(f"{path}, line {number}, is damaged: expected {len(first)} fields, got {len(row)}")

@@ -2,10 +2,11 @@
 
 import csv
 import gzip
-import io
 import json
 import math
+import re
 import sys
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ LEAST_WORDS = 20
 SHOWN = 5
 # the line behind a page in a dump of a wiki
 PAGE_END = "</page>"
+# JSON writes characters beyond 16 bits as two escapes, and one alone is none
+HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @dataclass
@@ -67,23 +70,28 @@ def lines(path: Path, report: Report) -> Iterator[tuple[int, str]]:
                     yield number, line.decode().rstrip("\r\n")
                 except UnicodeDecodeError as error:
                     report.add(path, number, f"expected UTF-8, got byte {line[error.start]:#04x}")
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise CommandError(f"cannot read {path}: {error}") from error
 
 
 def read_sts(path: Path, report: Report) -> Pairs:
     """`sentence1,sentence2,score` with a header, as the STS benchmark has it."""
-    text = "".join(line + "\n" for _, line in lines(path, report))
-    table = csv.reader(io.StringIO(text))
-    header = next(table, [])
-    if header != ["sentence1", "sentence2", "score"]:
-        raise CommandError(f"{path} must begin with sentence1,sentence2,score, got {','.join(header)[:80]!r}")
+    table = lines(path, report)
+    _, header = next(table, (1, ""))
+    if header != "sentence1,sentence2,score":
+        raise CommandError(f"{path} must begin with sentence1,sentence2,score, got {header[:80]!r}")
     pairs = Pairs(path.name.removesuffix(".csv"), [], [], [])
-    for row in table:
+    for number, line in table:
+        try:
+            # line by line: a quotation mark that is never closed would take all lines behind it
+            (row,) = csv.reader([line], strict=True)
+        except csv.Error as error:
+            report.add(path, number, f"expected 3 fields, got {line[:40]!r} ({error})")
+            continue
         if len(row) != 3:
-            report.add(path, table.line_num, f"expected 3 fields, got {len(row)}")
+            report.add(path, number, f"expected 3 fields, got {len(row)}")
         elif (score := _number(row[2])) is None:
-            report.add(path, table.line_num, f"expected a score, got {row[2]!r}")
+            report.add(path, number, f"expected a score, got {row[2]!r}")
         else:
             pairs.first.append(row[0])
             pairs.second.append(row[1])
@@ -163,16 +171,32 @@ def records(path: Path, names: tuple[str, ...], report: Report) -> Iterator[tupl
         except ValueError as error:
             report.add(path, number, f"expected a JSON object, got {line[:40]!r} ({error})")
             continue
-        if isinstance(row, dict) and all(isinstance(row.get(name), str) for name in names):
-            yield number, row
-        else:
+        if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in names):
             report.add(path, number, f"expected a JSON object with texts under {' and '.join(names)}")
+        elif HALF.search(line) and not all(_is_text(part) for part in _texts(row)):
+            report.add(path, number, "expected text, got half of a pair of surrogates")
+        else:
+            yield number, row
 
 
 def _retrieval(name: str, documents: dict, queries: dict, gains: dict) -> Retrieval:
     if not documents or not gains:
         raise CommandError(f"{name} holds {len(documents)} documents and {len(gains)} queries with relevant documents")
     return Retrieval(name, documents, {query: queries[query] for query in gains}, gains)
+
+
+def _texts(row: dict) -> Iterator[str]:
+    """The texts of a record, those in its lists too."""
+    for value in row.values():
+        yield from (part for part in (value if isinstance(value, list) else [value]) if isinstance(part, str))
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _number(text: str) -> float | None:

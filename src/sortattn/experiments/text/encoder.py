@@ -29,6 +29,7 @@ def load(name: str, *, tokens: int, device: str = "cpu", kernel: str | None = No
         register()
     except ImportError as error:
         raise CommandError(str(error)) from error
+    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModel, AutoTokenizer
     from transformers.utils import logging
 
@@ -36,12 +37,19 @@ def load(name: str, *, tokens: int, device: str = "cpu", kernel: str | None = No
     logging.disable_progress_bar()
     try:
         config = stretch(AutoConfig.from_pretrained(name), tokens)
-        model = AutoModel.from_pretrained(name, config=config, dtype=torch.float32)
+        # shapes that differ are refused below, with their names
+        model, info = AutoModel.from_pretrained(
+            name, config=config, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+        )
         tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         where = "this folder" if Path(name).exists() else "no such folder, and the hub does not answer with it"
         reason = str(error).splitlines()[0]
         raise CommandError(f"cannot load the model {name}: {where} ({reason})") from error
+    _refuse_other_shape(name, info)
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        # transformers makes one without words where none is saved
+        raise CommandError(f"cannot load the model {name}: there is no tokenizer beside it")
     # what the tokenizer was trained for is no limit of the model
     tokenizer.model_max_length = tokens
     model = model.eval().to(device)
@@ -49,6 +57,15 @@ def load(name: str, *, tokens: int, device: str = "cpu", kernel: str | None = No
         return (model if kernel is None else convert(model, kernel)), tokenizer
     except ValueError as error:
         raise CommandError(str(error)) from error
+
+
+def _refuse_other_shape(name: str, info: dict) -> None:
+    """Weights that transformers would draw at random are no model; what is made after the last layer is not used."""
+    lost = [key for key in info["missing_keys"] if not key.startswith("pooler.")]
+    for problem, found in {"mismatched_keys": info["mismatched_keys"], "missing_keys": lost}.items():
+        if found:
+            names = ", ".join(str(part) for part in sorted(found, key=str)[:3])
+            raise CommandError(f"the weights of {name} are of another shape than its config: {problem} {names}")
 
 
 def saved_kernel(name: str) -> str:

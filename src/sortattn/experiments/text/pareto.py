@@ -13,6 +13,7 @@ from ...bench.plot import COLOURS, MARKERS, SOFTMAX_COLOUR
 from ...distill.store import replace
 from ...errors import CommandError
 from ...integrations.bandwidths import PREFIX
+from ...integrations.convert import switch
 from ...integrations.transformers import register
 from ...table import render
 from .encoder import OWN, inputs
@@ -42,10 +43,10 @@ class Point(Measured):
 def measure(model, kernel: str, backend: str, tokens: int, precision: str, device: str) -> Point:
     """Times a forward pass over one text of random tokens, after one to warm up."""
     register("auto" if (kernel, backend) == SOFTMAX else backend)
-    model.set_attn_implementation("sdpa" if (kernel, backend) == SOFTMAX else PREFIX + kernel)
     try:
+        switch(model, "sdpa" if (kernel, backend) == SOFTMAX else PREFIX + kernel)
         times = _times(_call(model, tokens, precision, device), device)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise CommandError(f"{kernel} ({backend}), {tokens:,} tokens: {error}") from error
     finally:
         register("auto")

@@ -58,7 +58,7 @@ def load(folder: Path) -> nn.Module:
         # safetensors alone: other formats may run code
         model, info = transformers.ViTForImageClassification.from_pretrained(
             folder, **attention, use_safetensors=True, local_files_only=True, output_loading_info=True,
-            dtype=torch.float32,
+            dtype=torch.float32, ignore_mismatched_sizes=True,
         )  # fmt: skip
     except CommandError:
         raise

@@ -11,6 +11,7 @@ and, as `f` depends on `q / tau` and `k / tau` only, `dtau = -(1/tau) (sum q dq 
 """
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ def _forward(
     compact: bool,
     folded: int,
     constant: float,
+    kept: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sums `(P, M, C)`, those of the weights `(P, M)`, and the argsorts of queries and keys by dimension, if kept.
 
@@ -43,7 +45,7 @@ def _forward(
     walk = walker(query.device.type)
     query, key, value = (part.detach().contiguous() for part in (query, key, value))
     terms = Terms(nodes, below.detach(), above.detach(), rate, compact, folded, constant)
-    return walk.forward(query, key, value, *_given(walk, value, weight, bandwidth, tau, terms))
+    return walk.forward(query, key, value, *_given(walk, value, weight, bandwidth, tau, terms), kept)
 
 
 sided_sum = torch.library.custom_op("sortattn::sided_sum", _forward, mutates_args=())
@@ -65,10 +67,12 @@ def _given(walk, value: Tensor, weight: Tensor | None, bandwidth: Tensor | None,
 
 
 @sided_sum.register_fake
-def _(query, key, value, *_):
+def _(
+    query, key, value, weight, bandwidth, nodes, below, above, tau, rate, compact, folded, constant, kept=True
+):  # fmt: skip
     problems, rows, dims = query.shape
     sums = query.new_empty(problems, rows, value.shape[2])
-    kept = walker(query.device.type).KEEPS_ORDER
+    kept = kept and walker(query.device.type).KEEPS_ORDER
     orders = (query.new_empty(problems, dims, n if kept else 0, dtype=torch.int32) for n in (rows, key.shape[1]))
     return sums, query.new_empty(problems, rows), *orders
 
@@ -241,7 +245,7 @@ def _bandwidth_gradient(
 
 def _setup(ctx, inputs, output):
     ctx.save_for_backward(*inputs[:8], *output[2:])
-    ctx.constants = inputs[8:]
+    ctx.constants = inputs[8:13]
     ctx.mark_non_differentiable(*output[2:])
     # no zeros in place of the gradients that the argsorts do not have
     ctx.set_materialize_grads(False)
@@ -277,7 +281,8 @@ def _backward(ctx, grad, grad_extra, *_):
 
 sided_sum.register_autograd(_backward, setup_context=_setup)
 
-sided_sum_directly = direct(sided_sum, _forward, _setup, _backward)
+# only the backward pass needs the argsorts
+sided_sum_directly = direct(sided_sum, _forward, _setup, _backward, partial(_forward, kept=False))
 
 
 @sided_sum.register_vmap

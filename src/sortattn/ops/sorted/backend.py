@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ...cuda.support import trouble
 from ...kernels import Kernel, SidedKernel
-from ...normalise import normalise
+from ...normalise import weights
 from ...validation import Problem
 from ..direct import plain
 from .api import sided_sum_directly
@@ -30,7 +30,9 @@ def attention(problem: Problem, kernel: SidedKernel) -> Tensor:
     """Normalised kernel sums, `(P, M, C)`."""
     sums, total = _sums(problem, kernel)
     if not sums.is_cuda:
-        return normalise(problem, sums, total, kernel.floor)
+        factors = weights(problem, total, kernel.floor)
+        # where nobody asks for a gradient the sums are nobody else's
+        return sums * factors if sums.requires_grad else sums.mul_(factors)
     points = problem.query.detach(), problem.key.detach(), problem.value.detach()
     found = (_unfit if plain(*points) else unfit)(*points, problem.group)
     return quotient_directly(sums, total, found, kernel.floor)

@@ -32,8 +32,8 @@ class Points(NamedTuple):
 
 
 def points(points: Tensor, order: Tensor | None = None) -> Points:
-    """Points along their argsort."""
-    return Points(points, sort(points) if order is None else order)
+    """Points along their argsort, if they have one."""
+    return Points(points, sort(points) if order is None or order.shape[2] < points.shape[1] else order)
 
 
 def groups(query: Tensor, key: Tensor, value: Tensor, terms: Terms, *, backward: bool = False) -> list[slice]:
@@ -41,10 +41,13 @@ def groups(query: Tensor, key: Tensor, value: Tensor, terms: Terms, *, backward:
     return [slice(0, query.shape[0])]
 
 
-def unsorted(points: Tensor) -> Points:
-    """Points whose argsort is still to be found."""
+def unsorted(points: Tensor, kept: bool) -> Points:
+    """Points whose argsort is still to be found; if it is not `kept`, there is room for the columns sorted together."""
+    from . import drive
+
     problems, count, dims = points.shape
-    return Points(points, torch.empty(problems, dims, count, dtype=torch.int32))
+    rows = dims if kept else min(dims, drive.COLUMNS)
+    return Points(points, torch.empty(problems, rows, count, dtype=torch.int32))
 
 
 def sort(points: Tensor) -> Tensor:
@@ -67,12 +70,18 @@ def sort(points: Tensor) -> Tensor:
 
 
 def forward(
-    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, terms: Terms, bandwidth: Tensor
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor, terms: Terms, bandwidth: Tensor, kept: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sums of values `(P, M, C)` and of weights `(P, M)` for all queries, and the argsorts of queries and keys."""
-    queries, keys = unsorted(query), unsorted(key)
-    sums = scatter(keys, queries, value, weight, terms, bandwidth, mirrored=False, unsorted=True)
-    return *sums, queries.order, keys.order
+    """The sums of values `(P, M, C)` and of weights `(P, M)` for all queries, and the argsorts of queries and keys.
+
+    Argsorts that are not `kept` are empty.
+    """
+    # every block of channels would sort anew, and the compiled sort is one for float32
+    apart = _scattered_width(*value.shape[::2]) < value.shape[2] or value.dtype == torch.float64
+    queries, keys = (points(part) if apart else unsorted(part, kept) for part in (query, key))
+    sums = scatter(keys, queries, value, weight, terms, bandwidth, mirrored=False, unsorted=not apart)
+    orders = (part.order if kept else part.order.new_empty(*part.points.shape[::2], 0) for part in (queries, keys))
+    return *sums, *orders
 
 
 def scatter(
@@ -95,15 +104,7 @@ def scatter(
 
     problems, channels = rows.shape[0], rows.shape[2]
     number, dims = targets.points.shape[1:]
-    width = _width(channels)
-    # with fewer heads than threads, narrower blocks; a channel's sum does not depend on the block it is in
-    while width > _WIDTHS[-1] and problems * math.ceil(channels / width) < torch.get_num_threads():
-        width //= 2
-    if unsorted and (width < channels or rows.dtype == torch.float64):
-        # every block of channels would sort anew, and the compiled sort is one for float32
-        for points, order in (sources, targets):
-            order.copy_(sort(points))
-        unsorted = False
+    width = _scattered_width(problems, channels)
     if into is None:
         into = (torch.empty(problems, number, *part, dtype=rows.dtype) for part in ((channels,), ()))
     out, out_extra = into
@@ -205,6 +206,15 @@ def towards_keys(
 def _width(channels: int) -> int:
     """The widest block of which at least half is used."""
     return next((width for width in _WIDTHS if width < 2 * channels), _WIDTHS[-1])
+
+
+def _scattered_width(problems: int, channels: int) -> int:
+    """That of a scattered sum: with fewer heads than threads, narrower blocks."""
+    width = _width(channels)
+    # a channel's sum does not depend on the block it is in
+    while width > _WIDTHS[-1] and problems * math.ceil(channels / width) < torch.get_num_threads():
+        width //= 2
+    return width
 
 
 def _block(rows: Tensor, first: int, width: int) -> Tensor:

@@ -20,7 +20,7 @@ WANTS_TENSORS = False
 # the backward pass sorts again: argsorts are as large as queries and keys, and take 1.7 ms of 28 at 16,384 points
 KEEPS_ORDER = False
 _REALS = {torch.float32: "float", torch.float64: "double"}
-# keys of a thread of a block that sorts, at most: sixteen thousand in its shared memory
+# keys of a thread of a block that sorts, at most: sixteen thousand in its shared memory, if there is as much
 _ITEMS = 16
 # places that a block merges, and lines that one splits, as in sort.cu
 _MERGED, _SPLIT = 2048, 4
@@ -82,7 +82,7 @@ def groups(query: Tensor, key: Tensor, value: Tensor, terms: Terms, *, backward:
 
 
 def forward(
-    query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, terms: Terms, bandwidth: Bandwidth
+    query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, terms: Terms, bandwidth: Bandwidth, kept: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sums of values and of weights for all queries, see `cpu.forward`, and no argsorts."""
     sums, total = query.new_empty(*query.shape[:2], value.shape[2]), query.new_empty(query.shape[:2])
@@ -170,7 +170,7 @@ def sort_lines(points: Tensor) -> Lines:
     order = torch.empty(problems, dims, count, dtype=torch.int32, device=points.device)
     places = torch.empty(order.shape, dtype=points.dtype, device=points.device)
     # a short line is sorted in shared memory, a long one needs room for its stretches
-    short = points.dtype == torch.float32 and count <= 1024 * _ITEMS
+    short = points.dtype == torch.float32 and count <= 1024 * _items(count, points.device)
     each = 0 if short else 4 * points.element_size() * count * dims
     for some in _groups(problems, each, max(_WORKSPACE // 4, points.numel() * points.element_size())):
         if points.dtype == torch.float32 and points.numel():
@@ -182,14 +182,25 @@ def sort_lines(points: Tensor) -> Lines:
     return Lines(places, order)
 
 
+def _items(count: int, device: torch.device) -> int:
+    """Keys of a thread of a block that sorts so many, or as many as the device has room for."""
+    room = _device(device).shared
+    fitting = [items for items in (1, 2, 4, 8, _ITEMS) if _sort_bytes(1024 * items) <= room]
+    return next((items for items in fitting if count <= 1024 * items), fitting[-1])
+
+
+def _sort_bytes(length: int) -> int:
+    """The shared memory of a block that sorts so many keys, as in sort.cu."""
+    # keys and indices; then counts, cells and totals, or digits of all warps and starts
+    return length * 6 + max(length * 2 + 1024 * 8 + 32 * 4, 32 * 256 * 2 + (256 + 32) * 4)
+
+
 def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
     heads, count, dims = points.shape
-    items = next(items for items in (1, 2, 4, 8, _ITEMS) if count <= 1024 * items or items == _ITEMS)
+    items = _items(count, points.device)
     length = 1024 * items
-    runs = math.ceil(count / length)
+    runs, shared = math.ceil(count / length), _sort_bytes(length)
     defines = (("ITEMS", items),)
-    # keys and indices; then counts, cells and totals, or digits of all warps and starts
-    shared = length * 6 + max(length * 2 + 1024 * 8 + 32 * 4, 32 * 256 * 2 + (256 + 32) * 4)
     with torch.cuda.device(points.device):
         if runs == 1:
             Kernel(_SORT, "sort_runs", defines)(
@@ -436,7 +447,7 @@ class _Walk:
 
     def _runs(self, tracks: int, dims: int) -> int:
         """Into how many runs of targets a track is cut: as few as keep the GPU busy and its cache large enough."""
-        processors, cache = _device(self.rows.device)
+        processors, cache, _ = _device(self.rows.device)
         warps = processors * _RESIDENT
         # warps of one head and one run of every track; of the halves of a line each has half the targets
         together = dims * (1 if self.tracks.folded else tracks)
@@ -505,11 +516,18 @@ def _resident(tracks: _Tracks, added: bool, multiplied: bool) -> int:
     return _RESIDENT - 4 * (tracks.nodes > 2) - 4 * (added and multiplied)
 
 
+class _Device(NamedTuple):
+    """The number of multiprocessors, and the bytes of the second-level cache and of the shared memory of a block."""
+
+    processors: int
+    cache: int
+    shared: int
+
+
 @functools.lru_cache
-def _device(device: torch.device) -> tuple[int, int]:
-    """The number of multiprocessors, and the bytes of the second-level cache."""
+def _device(device: torch.device) -> _Device:
     properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count, properties.L2_cache_size
+    return _Device(properties.multi_processor_count, properties.L2_cache_size, properties.shared_memory_per_block_optin)
 
 
 def _width(channels: int, dtype: torch.dtype) -> int:

@@ -22,12 +22,12 @@ def _sorted_columns(points, order, first, stop, unsorted, columns, pairs, spare,
     """Sorted coordinates of dimensions `first ... stop - 1` in `lines`; where they are `unsorted`, `order` is found."""
     transpose_columns(points, first, stop - first, columns)
     for d in range(first, stop):
-        column, line = columns[d - first], lines[d - first]
+        column, line, places = columns[d - first], lines[d - first], order[d % order.shape[0]]
         if unsorted:
-            sort_column(column, pairs, spare, order[d], line)
+            sort_column(column, pairs, spare, places, line)
         else:
-            for i in range(order.shape[1]):
-                line[i] = column[order[d, i]]
+            for i in range(places.shape[0]):
+                line[i] = column[places[i]]
 
 
 @compiled
@@ -104,9 +104,9 @@ def _entries(version: str):
         """Walk along dimensions `start ... stop - 1` of one head, for one block of channels.
 
         `source_points (N, D)` with their argsort `source_order (D, N)`, targets alike; `mirrored` negates all
-        coordinates, which is how a kernel sum is transposed; `unsorted` has the argsorts written, not read. `rows`,
-        `extra`, `out` and `out_extra` are as in `walk`; `products`, if not None, is `(stop - start, M)`. `opposite` is
-        the profile of the negative half of a folded line.
+        coordinates, which is how a kernel sum is transposed; `unsorted` has the argsorts written, not read, and where
+        they have COLUMNS rows only, written over. `rows`, `extra`, `out` and `out_extra` are as in `walk`; `products`,
+        if not None, is `(stop - start, M)`. `opposite` is the profile of the negative half of a folded line.
         """
         version  # noqa: B018
         count, number = source_points.shape[0], target_points.shape[0]
@@ -140,8 +140,8 @@ def _entries(version: str):
                 sum_positive(lanes, columns, width, count, rows, extra, halves)
             _sorted_columns(target_points, target_order, first, last, unsorted, columns, pairs, spare, target_lines)
             for d in range(width):
-                line, places = source_lines[d], source_order[first + d]
-                target_line, target_places = target_lines[d], target_order[first + d]
+                line, places = source_lines[d], source_order[(first + d) % source_order.shape[0]]
+                target_line, target_places = target_lines[d], target_order[(first + d) % target_order.shape[0]]
                 product = None if products is None else products[first - start + d]
                 here, negated = profile, mirrored
                 begin, end, target_begin, target_end = 0, count, 0, number

@@ -142,6 +142,26 @@ def store(typing, array, offset, vector):
 
 
 @intrinsic
+def prefetch(typing, array, offset, lanes):
+    """Have the cache fetch what `load` would read."""
+    line = 64 * 8 // array.dtype.bitwidth
+
+    def emit(context, builder, signature, args):
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        # to read, from all levels, data
+        how = [ir.Constant(number, choice) for choice in (0, 3, 1)]
+        for i in range(0, lanes.number, line):
+            place = builder.add(args[1], ir.Constant(args[1].type, i))
+            address = _address(context, builder, signature.args[0], args[0], place)
+            builder.call(function, [builder.bitcast(address, byte), *how])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, lanes), emit
+
+
+@intrinsic
 def at(typing, array, offset):
     """`array[offset]` for an offset known not to be negative: no test for it."""
 

@@ -33,6 +33,7 @@ from .moments import absorb, fold, shift, sum_far
 from .plan import first_beyond
 from .simd import (
     FOUR,
+    SPARE,
     at,
     inner,
     lane,
@@ -40,6 +41,7 @@ from .simd import (
     multiply_add,
     narrow,
     pack,
+    prefetch,
     put,
     splat,
     store,
@@ -53,6 +55,10 @@ from .sweep import sweep_from_top
 FEW = 32
 # widths of the window after which its moments are summed afresh
 RENEW = 2.0
+# groups of targets between fetching rows and summing them: what SPARE leaves room for
+AHEAD = SPARE // 4 - 1
+# bytes of rows that a second-level cache holds, from where they need not be fetched ahead
+NEARBY = 1 << 20
 
 # the points that are summed: their rows (N * width, flat) and extra scalars by index; sorted coordinates, with SPARE
 # infinities behind them, and their order, with zeros
@@ -164,6 +170,8 @@ def walk(
     renewed = 0.0
     support = nodes[final] - nodes[0]
     ones, scale = splat(real(1.0), FOUR), splat(profile.scale, FOUR)
+    last_group = np.int64(groups[plan.number]) - 1
+    distant = (rows.size + out.size) * rows.itemsize > NEARBY
     for tile in range(plan.number):
         start, stop = np.int64(tiles[tile]), np.int64(tiles[tile + 1])
         group = np.int64(groups[tile])
@@ -221,6 +229,12 @@ def walk(
         near_start = far_start = pending = 0
         for m in range(start, stop, 4):
             near_stop, far_stop = np.int64(near_stops[group]), np.int64(far_stops[group])
+            if distant:
+                # of all nodes the first is the first to come to a source
+                n = np.int64(at(starts, min(group + AHEAD, last_group) * families))
+                for i in range(4):
+                    prefetch(out, np.int64(at(target_order, m + 4 * AHEAD + i)) * width, lanes)
+                    prefetch(rows, np.int64(at(order, n + i)) * width, lanes)
             lowest, highest = group * families, group * families + final
             if compact and (starts[lowest] <= nears[highest] or nears[lowest] - starts[highest] <= FEW):
                 # no source is in the windows of all four, or few are: weights close to zero keep all their digits

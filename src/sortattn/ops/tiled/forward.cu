@@ -199,13 +199,6 @@ inline int distance_and_sum(float s, float t, int sum) {
     return result;
 }
 
-// What one dimension adds; of `add_riesz` half of |s| + |t| - |s - t|, which is the lesser of |s| and |t|, or zero if
-// the signs differ: no digit is lost, not even where a query shares next to nothing with a key.
-inline float term_of(float own, float other, const Numbers &numbers) {
-    if constexpr (KIND == ADD_RIESZ) return fabsf(fmaxf(fminf(own, fmaxf(other, 0.0f)), fminf(other, 0.0f)));
-    return term(own - other, numbers);
-}
-
 // op(r, j, own, other) for N numbers of the rows from `d` on, of 8 R rows and 4 J keys
 template <int N, int R, int J, class Op> inline void pairs_at(const Shared &shared, int d, Op op) {
     struct alignas(4 * N) Vector {
@@ -317,10 +310,6 @@ inline void finish(const Shared &shared, const Setting &setting, bool masked, fl
             for (int j = 0; j < 8; ++j)
                 if (shared.other_mark[place.column(j)] >= shared.own_mark[place.row(r)])
                     scores[r][j] = KIND == LAPLACE ? -infinity() : 0.0f;
-}
-
-inline float unit(const Numbers &numbers) {
-    return KIND == ADD_RIESZ || KIND == RIESZ ? 1 / numbers.tau : KIND == ADD_BUMP ? 1 / numbers.edge : 1.0f;
 }
 
 // ---- products with the values

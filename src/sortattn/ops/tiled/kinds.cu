@@ -150,6 +150,13 @@ inline T term(T difference, const Numbers &numbers) {
     }
 }
 
+// What one dimension adds; of `add_riesz` half of |s| + |t| - |s - t|, which is the lesser of |s| and |t|, or zero if
+// the signs differ: no digit is lost, not even where a query shares next to nothing with a key.
+inline T term_of(T own, T other, const Numbers &numbers) {
+    if constexpr (KIND == ADD_RIESZ) return fabs(fmax(fmin(own, fmax(other, T(0))), fmin(other, T(0))));
+    return term(own - other, numbers);
+}
+
 // Phi from the sum of the terms; for `laplace` its logarithm
 inline T whole(T sum, T own_norm, T other_norm, const Numbers &numbers, int dims) {
     if constexpr (KIND == ADD_RIESZ) return (own_norm + other_norm - sum) / numbers.tau + T(EPSILON) * dims;
@@ -157,6 +164,11 @@ inline T whole(T sum, T own_norm, T other_norm, const Numbers &numbers, int dims
     if constexpr (KIND == ADD_BUMP) return sum / numbers.edge;
     if constexpr (KIND == LAPLACE) return -sum / numbers.tau;
     return sum;
+}
+
+// what scores that are not divided yet are multiplied by
+inline T unit(const Numbers &numbers) {
+    return KIND == ADD_RIESZ || KIND == RIESZ ? 1 / numbers.tau : KIND == ADD_BUMP ? 1 / numbers.edge : T(1);
 }
 
 // the derivative of a term by the query, in units of 1 / tau; at a kink the mean of both sides; with SIGNS, its step

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from ...kernels import KERNELS, Kernel
-from ...validation import DTYPES, Problem, autocasts, working_type
+from ...validation import DTYPES, Problem, autocast, working_type
 from ..direct import plain
-from . import cuda
+from . import cuda, short
 from .api import tiled_sum_backward
 from .inputs import Inputs
 
@@ -27,20 +27,24 @@ def problem(
         return None
     if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
         return None
+    if not (query.dtype in DTYPES and key.dtype in DTYPES and value.dtype in DTYPES):
+        return None
+    if query.dim() < 2 or value.dim() < 2 or not cuda.serves(query, value, kernel.name):
+        return None
+    query, key, value = autocast(query, key, value)
     shape, keys, values, dtype, device = query.shape, key.shape, value.shape, query.dtype, query.device
     alike = (
-        len(shape) == len(keys) > 1
+        len(shape) == len(keys)
         and shape[:-2] == keys[:-2]
         and shape[-1] == keys[-1] > 0
         and values[:-1] == keys[:-1]
-        and dtype in DTYPES
         and dtype == key.dtype == value.dtype
         and device == key.device == value.device
     )
-    if not alike or autocasts(device.type) or not plain(query, key, value):
+    if not alike or not plain(query, key, value):
         return None
     tau = kernel.default_bandwidth(shape[-1]) if bandwidth is None else bandwidth
-    if type(tau) not in (float, int) or not tau > 0 or not cuda.serves(query, value, kernel.name):
+    if type(tau) not in (float, int) or not tau > 0:
         return None
     return Problem(query, key, value, None, float(tau), is_causal, 1, shape[:-2], dtype)
 
@@ -56,10 +60,11 @@ def attention(problem: Problem, kernel: Kernel) -> Tensor:
 
 
 def _inputs(query: Tensor, key: Tensor, value: Tensor, options: tuple) -> Inputs:
+    inputs = Inputs(query, key, value, None, None, None, *options)
     working = working_type(query.dtype)
-    if query.dtype != working:
-        query, key, value = query.to(working), key.to(working), value.to(working)
-    return Inputs(query, key, value, None, None, None, *options)
+    if query.dtype == working or short.serves(inputs):
+        return inputs
+    return Inputs(query.to(working), key.to(working), value.to(working), *inputs[3:])
 
 
 class _Attention(torch.autograd.Function):
