@@ -104,3 +104,7 @@ def test_sums_many_channels_and_many_nodes(interpret):
 
 def test_the_operator_compiles_and_maps(interpret):
     interpret("operators")
+
+
+def test_a_call_that_is_played_again_gives_the_same_bits(interpret):
+    interpret("played")

@@ -1,6 +1,5 @@
 """The kernel between the nodes, `Phi_gg`, with the correction of `correction`."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -10,6 +9,7 @@ from .grid import Grid
 from .language import STATS
 from .launch import quick
 from .layout import INTERPRETED
+from .record import empty
 
 
 @triton.jit
@@ -155,9 +155,9 @@ def matrix_kernel(
 def matrix(grid: Grid, largest: Tensor) -> Tensor:
     """`Phi_gg (P, D, GP, GP)`; raises `largest (P)` to its largest number."""
     padded = grid.layout.padded
-    # small blocks fit into the registers, and more of them are far from all kinks
-    block = padded if INTERPRETED else 16
-    phi = torch.empty(grid.problems, grid.dims, padded, padded, device=grid.nodes.device)
+    # small blocks fit into the registers, and more of them are far from all kinks beside zero
+    block = padded if INTERPRETED else 16 if grid.formula.beside else min(padded, 32)
+    phi = empty(grid.problems, grid.dims, padded, padded, device=grid.nodes.device)
     quick(matrix_kernel, grid.launches)[(grid.problems * grid.dims, padded // block, padded // block)](
         grid.nodes,
         grid.stats,
@@ -177,6 +177,6 @@ def matrix(grid: Grid, largest: Tensor) -> Tensor:
         RIESZ=grid.formula.riesz,
         BESIDE=grid.formula.beside,
         EXPONENTIAL=grid.formula.exponential,
-        num_warps=2,
+        num_warps=2 if grid.formula.beside else 4,
     )
     return phi
