@@ -12,14 +12,19 @@ from sortattn.ops.grid import correction
 from sortattn.ops.grid.gpu import causal as gpu_causal
 from sortattn.ops.grid.gpu import causal_backward as gpu_backward
 from sortattn.ops.grid.gpu.api import grid_gpu
+from sortattn.ops.grid.gpu.collect import count_ramps
 from sortattn.ops.grid.gpu.formula import formula
 from sortattn.ops.grid.gpu.grid import Grid
+from sortattn.ops.grid.gpu.language import STATS
 from sortattn.ops.grid.gpu.layout import INTERPRETED, Layout
+from sortattn.ops.grid.gpu.locate import locate
 from sortattn.ops.grid.gpu.matrix import matrix as kernel_matrix
+from sortattn.ops.grid.gpu.plan import plan
+from sortattn.ops.grid.gpu.tables import Flags
 from sortattn.ops.grid.nodes import place
 from sortattn.ops.grid.surrogate import slope_jumps
 
-from . import surrogate
+from . import compiled, surrogate
 from .cases import Shape, assert_close, cotangent, draw, leaves
 
 # nothing else prints such a line
@@ -186,7 +191,8 @@ def matrix():
     layout = Layout(count, torch.float32)
     padding = (0, layout.padded - count + 1)
     stats = torch.stack([data.inside, data.at_start, data.at_end], 2).float()
-    stats = torch.nn.functional.pad(stats, padding).contiguous()
+    # without what only `locate` reads
+    stats = torch.nn.functional.pad(stats, (*padding, 0, STATS.value - 3)).contiguous()
     padded = torch.nn.functional.pad(nodes, (0, layout.padded - count), value=torch.inf)
     for kernel in (*KERNELS.values(), *map(resolve, ("add_bump", "add_laplace"))):
         numbers = formula(kernel, nodes.device)
@@ -197,6 +203,60 @@ def matrix():
         found = phi[..., :count, :count].double() - plain
         # the kernel itself is in float32, and some corrections are zero
         assert_close(found, extra, 1e-3, scale=1e-2)
+
+
+def places():
+    """The cells and shares of points beside a search in float64, and the sums of ramps beside the ramps themselves."""
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(1, 60, 4, generator=generator)
+    # an outlier, beside which all others are in one bin; clusters; ties; one value alone
+    points[0, 7, 0] = 1000
+    points[..., 1] = points[..., 1] / 100 + 5 * (points[..., 2] > 0)
+    points[..., 2] = points[..., 2].round()
+    points[..., 3] = 0.3
+    points = points.half()
+    flags = Flags(torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32), 1)
+    steps = set()
+    # with more than 64 nodes there are two blocks of them, and no codes
+    for count in (12, 40, 72):
+        grid = plan(points, points, None, torch.ones(1), formula(resolve("add_bump"), points.device), count, flags)
+        nodes, x = grid.nodes[..., :count].double().contiguous(), points.mT.double().contiguous()
+        cell = (torch.searchsorted(nodes, x, right=True) - 1).clamp(0, count - 2)
+        start, stop = nodes.gather(2, cell), nodes.gather(2, cell + 1)
+        wanted = cell + (x - start) / torch.where(stop > start, stop - start, 1.0)
+        for kind in (torch.float32, torch.int16)[: 1 + (count <= 64)]:
+            found = locate(grid, points, kind=kind).first
+            shown = found.double() / (512 if kind == torch.int16 else 1)
+            assert (shown - wanted).abs().max() <= (0.6 / 512 if kind == torch.int16 else 1e-4)
+            for chunk in (0, 16):
+                ramps = (shown[..., None] - torch.arange(count)).clamp(0, 1)
+                parts = ramps.split(chunk or 60, 2)
+                sums = torch.stack([part.sum(2) for part in parts])
+                counted = count_ramps(grid, found, chunk)[..., :count].double()
+                # of two blocks, a point behind the first one is the 512th part short of a whole one there
+                assert_close(counted.reshape(sums.shape), sums, 1e-6 if kind == torch.int16 else 2e-3)
+        steps |= set(grid.stats[0, :, 3:5].flatten(1)[:, 2 * count - 1].tolist())
+    assert min(steps) <= 2 < max(steps)
+
+
+def played():
+    """A call that is played from addresses gives the same bits, for whatever inputs of its kind."""
+    draws = [draw(Shape((3,), 20, 24, 17, 5), torch.float16, seed=seed) for seed in range(4)]
+
+    def call(points):
+        return sortattn.kernel_attention(*points, "add_riesz", backend="grid:20")
+
+    wanted = [call(points) for points in draws]
+    with compiled.stand_ins() as launched:
+        # the first compiles, the second is recorded
+        for turn, (points, other) in enumerate(zip(draws, wanted, strict=True)):
+            assert torch.equal(call(points), other)
+            assert len(launched) == max(0, turn - 1) * 9
+        # as torch's operations are between the launches of such calls, they are not played
+        masked = {"key_mask": torch.arange(24)[None] % 3 != 0, "backend": "grid:20"}
+        for _ in range(4):
+            sortattn.kernel_attention(*draws[0], "add_riesz", **masked)
+        assert len(launched) == 18
 
 
 def operators():
@@ -218,7 +278,7 @@ def operators():
 
 CHECKS = {
     check.__name__: check
-    for check in (gradients, causal_gradients, causal_ways, masks, sums, operators, matrix, causal)
+    for check in (gradients, causal_gradients, causal_ways, masks, sums, operators, places, matrix, causal, played)
 }  # fmt: skip
 
 

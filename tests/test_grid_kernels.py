@@ -90,6 +90,10 @@ def test_the_kernel_between_nodes_is_corrected_as_by_torch(interpret):
     interpret("matrix")
 
 
+def test_places_and_sums_of_ramps_are_those_of_a_search(interpret):
+    interpret("places")
+
+
 def test_masks_groups_and_what_is_no_number(interpret):
     interpret("masks")
 
@@ -100,3 +104,7 @@ def test_sums_many_channels_and_many_nodes(interpret):
 
 def test_the_operator_compiles_and_maps(interpret):
     interpret("operators")
+
+
+def test_a_call_that_is_played_again_gives_the_same_bits(interpret):
+    interpret("played")

@@ -67,6 +67,66 @@ def test_other_shapes_types_addresses_and_names_are_other_kinds(launch):
     assert kernel.compiled == 2
 
 
+def _record(monkeypatch, call, inputs):
+    """What `call(record, *inputs)` does, recorded, and the notes of what is launched later."""
+    from sortattn.ops.grid.gpu import record
+
+    notes = []
+    monkeypatch.setattr(record, "straight", lambda compiled, programs: lambda *given: notes.append((compiled, given)))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: "stream", raising=False)
+    with record.Recorder() as recorder:
+        out = call(record, *inputs)
+        return recorder.recorded(inputs, out), notes
+
+
+def test_a_recorded_call_is_launched_with_the_addresses_of_other_inputs(monkeypatch):
+    from sortattn.ops.grid.gpu import record
+
+    constant = record.keep(torch.ones(3))
+    here = torch.device("cpu")
+
+    def call(record, points, rows):
+        flags, largest = record.zeros(5, here).split([2, 3])
+        first, second = (record.empty(4, 2, device=here) for _ in range(2))
+        record.launched("one", (1, 1, 1), (points, rows[1:], flags, first, 7))
+        record.launched("two", (1, 1, 1), (first, constant, second[1:], largest))
+        out = record.empty(6, device=here)
+        record.launched("three", (1, 1, 1), (second, out, 0.5))
+        return out
+
+    recorded, notes = _record(monkeypatch, call, [torch.zeros(3), torch.zeros(3)])
+    points, rows = torch.zeros(3), torch.zeros(3)
+    out = recorded.play([points, rows])
+    assert [compiled for compiled, _ in notes] == ["one", "two", "three"]
+    one, two, three = (given for _, given in notes)
+    assert one[:3] == ("stream", points.data_ptr(), rows.data_ptr() + 4)
+    assert one[5] == 7
+    assert two[2] == constant.data_ptr()
+    # behind the flags, and behind the first row
+    assert (two[4] - one[3], two[3] - three[1]) == (8, 8)
+    assert two[1] == one[4]
+    assert abs(three[1] - two[1]) >= 32
+    assert three[2:] == (out.data_ptr(), 0.5)
+    assert out.shape == (6,)
+
+
+def test_a_call_that_is_more_than_launches_is_not_recorded(monkeypatch):
+    here = torch.device("cpu")
+
+    def call(record, points, summed, ends):
+        record.zeros(1, here)
+        made, out = record.empty(4, device=here), record.empty(4, device=here)
+        record.launched("one", (1, 1, 1), (points, made))
+        # a tensor of torch's own between two launches, or something else behind the last one
+        made = made + 1 if summed else made
+        record.launched("two", (1, 1, 1), (made, out if ends else made))
+        return out
+
+    for summed, ends in ((False, True), (True, True), (False, False)):
+        recorded, _ = _record(monkeypatch, lambda *given, how=(summed, ends): call(*given, *how), [torch.zeros(3)])
+        assert (recorded is not None) == (not summed and ends)
+
+
 def test_some_of_the_heads_are_launched_as_triton_does():
     from sortattn.kernels import resolve
     from sortattn.ops.grid.gpu.formula import formula

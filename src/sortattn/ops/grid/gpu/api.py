@@ -1,5 +1,7 @@
 """The operators behind the grid's kernels on the GPU, with their fake kernels and derivatives."""
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -7,15 +9,17 @@ from ....cuda.launch import on
 from ....kernels import SidedKernel
 from ....validation import Problem
 from ...batching import fold
-from ...direct import direct
+from ...direct import direct, plain
 from ...parameters import parameters_at
 from ..surrogate import reproduces_exponentials
 from .backward import backward
 from .causal_api import grid_gpu_causal_directly
 from .formula import known
-from .forward import forward
+from .forward import attend, forward
 from .grid import Grid
+from .language import STATS
 from .layout import Layout
+from .record import keep
 from .tables import Flags, Tables
 
 
@@ -32,20 +36,36 @@ def kernel_sum(problem: Problem, kernel: SidedKernel, count: int) -> Tensor:
 def _call(problem: Problem, kernel: SidedKernel, count: int, normalise: bool) -> Tensor:
     query = problem.query
     problems = query.shape[0]
+    # what most calls of a model share is made once, unless they are compiled, mapped or part of a CUDA graph
+    filled = _filled if plain(query) and not _capturing(query) else _fill
     if isinstance(problem.bandwidth, Tensor):
         bandwidth = problem.bandwidth.float().reshape(-1).expand(problems)
     else:
-        # filled on the device: a copy from the host would wait, and cannot be part of a CUDA graph
-        bandwidth = torch.full((problems,), problem.bandwidth, dtype=torch.float32, device=query.device)
+        bandwidth = filled((problems,), problem.bandwidth, query.device)
     parameters = parameters_at(query, kernel)
     if parameters is None:
         # not `query.new_empty`, which under vmap would have the mapped dimension
-        parameters = torch.empty(0, device=query.device)
+        parameters = filled((0,), 0.0, query.device)
     masked = problem.weight is not None
-    weight = problem.weight if masked else torch.empty(problems, 1, device=query.device)
+    weight = problem.weight if masked else filled((problems, 1), 0.0, query.device)
     options = (kernel.name, reproduces_exponentials(kernel), count, problem.group, masked, normalise)
     operator = grid_gpu_causal_directly if problem.causal else grid_gpu_directly
     return operator(query, problem.key, problem.value, weight, bandwidth, parameters, *options)[0]
+
+
+def _fill(shape: tuple[int, ...], number: float, device: torch.device) -> Tensor:
+    # on the device: a copy from the host would wait, and cannot be part of a CUDA graph
+    return torch.full(shape, number, dtype=torch.float32, device=device)
+
+
+@functools.lru_cache(maxsize=64)
+def _filled(shape: tuple[int, ...], number: float, device: torch.device) -> Tensor:
+    # a copy from the host, which waits: see `keep`
+    return keep(torch.full(shape, number, dtype=torch.float32).to(device))
+
+
+def _capturing(tensor: Tensor) -> bool:
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _forward(
@@ -78,6 +98,17 @@ def _forward(
     return found.out, found.totals, grid.nodes, grid.stats, tables.rows, tables.counts, seconds, found.numbers
 
 
+def _alone(query, key, value, weight, bandwidth, parameters, kernel, exponential, *options) -> tuple[Tensor]:
+    """The output of `_forward`, for calls that record no gradient."""
+    count, group, masked, normalise = options
+    if masked:
+        return _forward(query, key, value, weight, bandwidth, parameters, kernel, exponential, *options)[:1]
+    query, key, value, bandwidth = (part.detach().contiguous() for part in (query, key, value, bandwidth))
+    _, numbers = known(kernel, parameters)
+    with on(query.device):
+        return (attend(query, key, value, bandwidth, numbers, count, group, normalise),)
+
+
 grid_gpu = torch.library.custom_op("sortattn::grid_gpu", _forward, mutates_args=())
 
 
@@ -93,7 +124,7 @@ def _(query, key, value, weight, bandwidth, parameters, kernel, exponential, cou
         value.new_empty(problems, rows, channels),
         wide(problems, rows),
         wide(problems, dims, padded),
-        wide(problems, dims, 3, padded),
+        wide(problems, dims, STATS.value, padded),
         wide(problems, dims, padded, channels),
         wide(problems, dims, padded),
         wide(problems, dims, padded) if exponential else wide(problems, 0),
@@ -166,7 +197,7 @@ def _backward(ctx, grad, *_):
 
 grid_gpu.register_autograd(_backward, setup_context=_setup)
 
-grid_gpu_directly = direct(grid_gpu, _forward, _setup, _backward)
+grid_gpu_directly = direct(grid_gpu, _forward, _setup, _backward, _alone)
 
 
 @grid_gpu.register_vmap

@@ -9,12 +9,14 @@ from torch import Tensor
 from .collect import count_ramps
 from .formula import Formula
 from .grid import Grid
+from .launch import Known, launches
 from .layout import of_heads
 from .locate import locate
 from .matrix import matrix
 from .near import sum_near
 from .plan import plan
 from .read import read
+from .record import empty, zeros
 from .tables import Flags, Output, Places, Readable
 from .walk import levels, walk_chunks
 
@@ -34,6 +36,26 @@ class Result:
     flags: Flags
 
 
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bandwidth: Tensor,
+    kernel: Formula,
+    count: int,
+    group: int,
+    normalise: bool,
+) -> Tensor:
+    """The output alone, of a call without a mask."""
+    call = (query, key, value, None, bandwidth, kernel, count, group, normalise)
+    inputs = [query, key, value, bandwidth, kernel.numbers, kernel.kinks]
+    return _known(*call).play(inputs, lambda: forward(*call).out)
+
+
+def _known(query, key, value, weight, bandwidth, kernel: Formula, count: int, group: int, normalise: bool) -> Known:
+    return launches("causal", CHUNK, query, key, value, weight, bandwidth, *kernel.constants, count, group, normalise)
+
+
 def forward(
     query: Tensor,
     key: Tensor,
@@ -48,13 +70,14 @@ def forward(
     """Attention (`normalise`) or kernel sums of `query (P, group * M, D)`, `key (P, N, D)`, `value (P, N, C)`."""
     problems, rows, dims = query.shape
     seen, channels = value.shape[1:]
-    numbers = torch.zeros(problems * (group + 2), dtype=torch.int32, device=query.device)
+    numbers = zeros(problems * (group + 2), query.device)
     row_flags, shared, phi_largest = numbers.split([problems * group, problems, problems])
     flags = Flags(row_flags, shared, group)
-    grid = plan(query, key, weight, bandwidth, kernel, count, flags)
+    known = _known(query, key, value, weight, bandwidth, kernel, count, group, normalise)
+    grid = plan(query, key, weight, bandwidth, kernel, count, flags, known)
     phi = matrix(grid, phi_largest)
-    out = torch.empty(problems, rows, channels, dtype=value.dtype, device=value.device)
-    totals = torch.empty(problems, rows, device=query.device)
+    out = empty(problems, rows, channels, dtype=value.dtype, device=value.device)
+    totals = empty(problems, rows, device=query.device)
     for some in rounds(problems, workspace(grid, value, rows), query, key, value):
         part = grid.some(some)
         inputs = (query, key, value, weight, phi, phi_largest)

@@ -13,10 +13,11 @@ from ....normalise import through_quotient
 from ...batching import fold
 from ...direct import direct
 from ..causal import grid_causal_backward
-from .causal import forward
+from .causal import attend, forward
 from .causal_backward import backward
 from .formula import known
 from .grid import Grid
+from .language import STATS
 from .layout import Layout
 from .matrix import matrix
 
@@ -47,6 +48,17 @@ def _forward(
     return found.out, found.totals, found.grid.nodes, found.grid.stats
 
 
+def _alone(query, key, value, weight, bandwidth, parameters, kernel, exponential, *options) -> tuple[Tensor]:
+    """The output of `_forward`, for calls that record no gradient."""
+    count, group, masked, normalise = options
+    if masked:
+        return _forward(query, key, value, weight, bandwidth, parameters, kernel, exponential, *options)[:1]
+    query, key, value, bandwidth = (part.detach().contiguous() for part in (query, key, value, bandwidth))
+    _, numbers = known(kernel, parameters)
+    with on(query.device):
+        return (attend(query, key, value, bandwidth, numbers, count, group, normalise),)
+
+
 grid_gpu_causal = torch.library.custom_op("sortattn::grid_gpu_causal", _forward, mutates_args=())
 
 
@@ -55,7 +67,7 @@ def _(query, key, value, weight, bandwidth, parameters, kernel, exponential, cou
     problems, rows, dims = query.shape
     padded = Layout(count, query.dtype).padded
     totals, nodes = (query.new_empty(problems, *shape, dtype=torch.float32) for shape in ((rows,), (dims, padded)))
-    stats = query.new_empty(problems, dims, 3, padded, dtype=torch.float32)
+    stats = query.new_empty(problems, dims, STATS.value, padded, dtype=torch.float32)
     return value.new_empty(problems, rows, value.shape[2]), totals, nodes, stats
 
 
@@ -141,7 +153,7 @@ def _backward(ctx, grad, *_):
 
 grid_gpu_causal.register_autograd(_backward, setup_context=_setup)
 
-grid_gpu_causal_directly = direct(grid_gpu_causal, _forward, _setup, _backward)
+grid_gpu_causal_directly = direct(grid_gpu_causal, _forward, _setup, _backward, _alone)
 
 
 @grid_gpu_causal.register_vmap

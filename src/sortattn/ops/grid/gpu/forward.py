@@ -9,12 +9,13 @@ from torch import Tensor
 from .collect import collect_rows, count_ramps
 from .formula import Formula
 from .grid import Grid
-from .launch import launches
+from .launch import Known, launches
 from .layout import of_heads
 from .locate import locate
 from .matrix import matrix
 from .plan import plan
 from .read import read
+from .record import empty, zeros
 from .tables import Flags, Output, Tables
 from .transform import transform
 
@@ -35,6 +36,26 @@ class Result:
     numbers: Tensor
 
 
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bandwidth: Tensor,
+    kernel: Formula,
+    count: int,
+    group: int,
+    normalise: bool,
+) -> Tensor:
+    """The output alone, of a call without a mask."""
+    call = (query, key, value, None, bandwidth, kernel, count, group, normalise)
+    inputs = [query, key, value, bandwidth, kernel.numbers, kernel.kinks]
+    return _known(*call).play(inputs, lambda: forward(*call).out)
+
+
+def _known(query, key, value, weight, bandwidth, kernel: Formula, count: int, group: int, normalise: bool) -> Known:
+    return launches(query, key, value, weight, bandwidth, *kernel.constants, count, group, normalise)
+
+
 def forward(
     query: Tensor,
     key: Tensor,
@@ -48,16 +69,16 @@ def forward(
 ) -> Result:
     """Attention (`normalise`) or kernel sums of `query (P, M, D)`, `key (P, N, D)`, `value (P, N, C)`."""
     problems, rows, _ = query.shape
-    numbers = torch.zeros(problems * (group + 3), dtype=torch.int32, device=query.device)
+    numbers = zeros(problems * (group + 3), query.device)
     row_flags, shared, phi_largest, largest = numbers.split([problems * group, problems, problems, problems])
     flags = Flags(row_flags, shared, group)
-    known = launches(query, key, value, weight, bandwidth, *kernel.constants, count, group, normalise)
+    known = _known(query, key, value, weight, bandwidth, kernel, count, group, normalise)
     grid = plan(query, key, weight, bandwidth, kernel, count, flags, known)
     tables = collect(grid, key, value, weight, largest)
     phi = matrix(grid, phi_largest)
     readable = transform(grid, tables, phi, phi_largest, changes=grid.changes)
-    out = torch.empty(problems, rows, value.shape[2], dtype=value.dtype, device=value.device)
-    totals = torch.empty(problems, rows, device=query.device)
+    out = empty(problems, rows, value.shape[2], dtype=value.dtype, device=value.device)
+    totals = empty(problems, rows, device=query.device)
     for some in rounds(query, grid.place_type):
         part = grid.some(some)
         places = locate(part, of_heads(query, some), kind=grid.place_type)

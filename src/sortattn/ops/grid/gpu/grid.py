@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from .formula import Formula
+from .launch import Known
 from .layout import FAST, Layout, shifts, whole
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The nodes of a call, `(P, D, GP)`, what is known of their cells `(P, D, 3, GP)`, and the bandwidth `(P,)`."""
+    """The nodes of a call, `(P, D, GP)`, what is known of their cells `(P, D, STATS, GP)`, and the bandwidth `(P,)`."""
 
     nodes: Tensor
     stats: Tensor
@@ -19,7 +20,7 @@ class Grid:
     layout: Layout
     formula: Formula
     # those of all heads in calls of this kind, see `launch`
-    launches: dict | None = None
+    launches: Known | None = None
 
     @property
     def hats(self) -> bool:
@@ -31,8 +32,9 @@ class Grid:
 
     @property
     def halves(self) -> bool:
-        """Whether pairs of points, in causal calls, are summed in float16."""
-        return FAST and self.layout.narrow and self.formula.kind in ("riesz", "bump", "laplace")
+        """Whether pairs of points, in causal calls, are summed in float16, some dimensions together."""
+        known = self.formula.kind in ("riesz", "bump", "laplace")
+        return FAST and self.layout.narrow and known and self.nodes.shape[1] % 8 == 0
 
     @property
     def looks_up(self) -> bool:

@@ -12,6 +12,9 @@ instruction, which tensor cores take as they are.
 import triton
 import triton.language as tl
 
+# lines of what is known of cells, see `nodes_kernel`
+STATS = tl.constexpr(6)
+
 
 @triton.jit
 def ramp(place, shift, FAST: tl.constexpr):
@@ -57,6 +60,20 @@ def unit(places):
         return 32768.0
     else:
         return 1.0
+
+
+@triton.jit
+def find_bin(x, bottom, per_bin, BINS: tl.constexpr):
+    """In which of BINS bins of equal width points are: never in one before that of a smaller point."""
+    return tl.minimum(tl.maximum(((x - bottom) * per_bin).to(tl.int32), 0), BINS - 1)
+
+
+@triton.jit
+def load_pair(pairs, at):
+    """Both numbers of the pairs `at` from a pointer to float32, in one look-up."""
+    pair = tl.load(pairs.to(tl.pointer_type(tl.int64)) + at)
+    first, second = pair.to(tl.int32), (pair >> 32).to(tl.int32)
+    return first.to(tl.float32, bitcast=True), second.to(tl.float32, bitcast=True)
 
 
 @triton.jit

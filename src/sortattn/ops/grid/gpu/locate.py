@@ -8,8 +8,10 @@ import triton.language as tl
 from torch import Tensor
 
 from .grid import Grid
+from .language import STATS, find_bin, load_pair
 from .launch import quick
-from .layout import LINE, count_blocks, power_of_two
+from .layout import LINE, count_blocks
+from .record import empty
 from .tables import Places
 
 _LOG2_E = math.log2(math.e)
@@ -27,10 +29,37 @@ def sinh_ratio(z, width):
 @triton.jit
 def _store(spot, cell, share, here):
     """Places, see `language`; of codes not the last 512, so that one more cell does not overflow."""
-    place = cell.to(tl.float32) + share
     if spot.dtype.element_ty == tl.int16:
-        place = tl.minimum(place * 512 + 0.5, 32255.0).to(tl.int16)
+        place = tl.minimum(cell * 512 + (share * 512 + 0.5).to(tl.int32), 32255).to(tl.int16)
+    else:
+        place = cell.to(tl.float32) + share
     tl.store(spot, place, mask=here)
+
+
+@triton.jit
+def _find_cell(x, nodes, index, G: tl.constexpr, GP: tl.constexpr):
+    """The cells of `x (ROWS, DIMS)`, their starts and one over their widths.
+
+    `nodes` and `index (1, DIMS)` are pointers to those of a dimension and to what `nodes_kernel` says of their bins:
+    from the bin of a point on, a binary search of as many steps as the fullest bin needs.
+    """
+    BINS: tl.constexpr = 4 * GP
+    last = index + 2 * (G - 1)
+    steps = tl.max(tl.max(tl.load(last + 1), 1), 0).to(tl.int32)
+    own = find_bin(x, tl.load(nodes), tl.load(last), BINS)
+    cell = tl.load((index + 2 * GP).to(tl.pointer_type(tl.int8)) + own).to(tl.int32)
+    for turn in range(1, steps):
+        probe = cell + (1 << (steps - turn))
+        number = tl.load(nodes + tl.minimum(probe, G - 1))
+        cell = tl.where((probe < G - 1) & (number <= x), probe, cell)
+    # the last step has both cells loaded at once: most calls have no other
+    start, per_width = load_pair(index, cell)
+    probe = cell + 1
+    number, next_ = load_pair(index, tl.minimum(probe, G - 2))
+    higher = (probe < G - 1) & (number <= x)
+    cell, start = tl.where(higher, probe, cell), tl.where(higher, number, start)
+    per_width = tl.where(higher, next_, per_width)
+    return cell, start, per_width
 
 
 @triton.jit
@@ -38,6 +67,7 @@ def locate_kernel(
     points,
     weight,
     nodes,
+    stats,
     bandwidth,
     places,
     seconds,
@@ -46,7 +76,6 @@ def locate_kernel(
     D: tl.constexpr,
     G: tl.constexpr,
     GP: tl.constexpr,
-    STEPS: tl.constexpr,
     ROWS: tl.constexpr,
     DIMS: tl.constexpr,
     EXPONENTIAL: tl.constexpr,
@@ -57,34 +86,34 @@ def locate_kernel(
     """The cell and the weight of the node above, as one number; for exponentials also one less the weight below.
 
     Masked points stand at the first node. With LINES the points themselves, divided by the bandwidth and multiplied
-    with STRETCH, go to `lines (P, blocks, D, ROWS)`, zeros behind the last one.
+    with STRETCH, go to `lines (P, blocks, D, ROWS)`, or in float16 `(P, blocks, D / 4, ROWS, 4)`, zeros behind them.
     """
     problem = tl.program_id(2).to(tl.int64)
     n, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * DIMS + tl.arange(0, DIMS)
     here = (n < length)[:, None] & (d < D)[None, :]
     x = tl.load(points + (problem * length + n)[:, None] * D + d[None, :], mask=here, other=0.0).to(tl.float32)
-    base = nodes + (problem * D + tl.where(d < D, d, 0))[None, :] * GP
-    cell = tl.zeros((ROWS, DIMS), tl.int32)
-    for power in tl.static_range(STEPS):
-        probe = cell + (1 << (STEPS - 1 - power))
-        number = tl.load(base + tl.minimum(probe, G - 1))
-        cell = tl.where((probe < G - 1) & (number <= x), probe, cell)
-    start = tl.load(base + cell)
-    width = tl.load(base + cell + 1) - start
-    # a NaN becomes zero
-    distance = tl.minimum(tl.maximum(x - start, 0.0), width)
+    line = (problem * D + tl.where(d < D, d, 0))[None, :]
+    base = nodes + line * GP
+    cell, start, per_width = _find_cell(x, base, stats + (line * STATS + 3) * GP, G, GP)
     # four points of a line a thread, as it is for float32: with the eight that fit for codes it took a third longer
     out = (problem * D + d)[None, :] * length + tl.max_contiguous(n, 4)[:, None]
     tau = tl.load(bandwidth + problem)
     if LINES:
-        block = (problem * tl.num_programs(0) + tl.program_id(0)) * D + d
-        spot = lines + block[None, :] * ROWS + tl.max_contiguous(tl.arange(0, ROWS), 4)[:, None]
+        block = lines + (problem * tl.num_programs(0) + tl.program_id(0)) * (D * ROWS)
+        row = tl.arange(0, ROWS)
+        if lines.dtype.element_ty == tl.float16:
+            spot = block + (d // 4 * (4 * ROWS) + d % 4)[None, :] + row[:, None] * 4
+        else:
+            spot = block + (d * ROWS)[None, :] + tl.max_contiguous(row, 4)[:, None]
         tl.store(spot, (x / tau * STRETCH).to(lines.dtype.element_ty), mask=(d < D)[None, :])
     if EXPONENTIAL:
+        width = tl.load(base + cell + 1) - start
+        distance = tl.minimum(tl.maximum(x - start, 0.0), width)
         above, below = sinh_ratio(distance / tau, width / tau), sinh_ratio((width - distance) / tau, width / tau)
         rest = tl.minimum(tl.maximum(1 - below, 0.0), 1.0)
     else:
-        above = distance / tl.where(width > 0, width, 1.0)
+        # a NaN becomes zero
+        above = tl.maximum((x - start) * per_width, 0.0)
     above = tl.minimum(above, 1.0)
     if MASKED:
         counts = (tl.load(weight + problem * length + n, mask=n < length, other=0.0) != 0)[:, None]
@@ -105,19 +134,22 @@ def locate(
 ) -> Places:
     """The places of `points (P, N, D)`, in float32 or codes; those without weight stand at the first node."""
     problems, length, dims = points.shape
-    first = torch.empty(problems, dims, length, dtype=kind, device=points.device)
-    second = torch.empty_like(first) if grid.formula.exponential else first
-    blocks, wide = count_blocks(length, LINE), min(32, max(16, power_of_two(dims)))
+    first = empty(problems, dims, length, dtype=kind, device=points.device)
+    second = empty(*first.shape, dtype=kind, device=points.device) if grid.formula.exponential else first
+    # points and dimensions of a block, and warps; with twice as many dimensions it took 5 per cent longer
+    tall, wide, warps = (LINE, 16, 4) if lines else (128, 16, 8)
+    blocks = count_blocks(length, tall)
     line = first
     if lines:
         kept = torch.float16 if grid.halves else torch.float32
-        line = torch.empty(problems, blocks, dims, LINE, dtype=kept, device=points.device)
+        line = empty(problems, blocks, dims, LINE, dtype=kept, device=points.device)
     # queries and keys may be as many, but begin at other addresses
     which = (weight is None, lines, length, points.data_ptr() % 16)
     quick(locate_kernel, grid.launches, *which)[(blocks, count_blocks(dims, wide), problems)](
         points,
         first if weight is None else weight,
         grid.nodes,
+        grid.stats,
         grid.bandwidth,
         first,
         second,
@@ -126,12 +158,12 @@ def locate(
         D=dims,
         G=grid.layout.count,
         GP=grid.layout.padded,
-        STEPS=(grid.layout.count - 1).bit_length(),
-        ROWS=LINE,
+        ROWS=tall,
         DIMS=wide,
         EXPONENTIAL=grid.formula.exponential,
         MASKED=weight is not None,
         LINES=lines,
         STRETCH=_LOG2_E if grid.halves and grid.formula.kind == "laplace" else 1.0,
+        num_warps=warps,
     )
     return Places(first, second, line if lines else None)

@@ -1,14 +1,15 @@
 """The kernel between the nodes, `Phi_gg`, with the correction of `correction`."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ....kernels import RIESZ_EPSILON
 from .grid import Grid
+from .language import STATS
 from .launch import quick
 from .layout import INTERPRETED
+from .record import empty
 
 
 @triton.jit
@@ -112,7 +113,7 @@ def matrix_kernel(
     at = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
     j = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    line, cells = nodes + at * GP, stats + at * 3 * GP
+    line, cells = nodes + at * GP, stats + at * STATS * GP
     tau = tl.load(bandwidth + at // D)
     inside = (i < G) & (j < G)
     s, t = tl.load(line + tl.minimum(i, G - 1)), tl.load(line + tl.minimum(j, G - 1))
@@ -154,9 +155,9 @@ def matrix_kernel(
 def matrix(grid: Grid, largest: Tensor) -> Tensor:
     """`Phi_gg (P, D, GP, GP)`; raises `largest (P)` to its largest number."""
     padded = grid.layout.padded
-    # small blocks fit into the registers, and more of them are far from all kinks
-    block = padded if INTERPRETED else 16
-    phi = torch.empty(grid.problems, grid.dims, padded, padded, device=grid.nodes.device)
+    # small blocks fit into the registers, and more of them are far from all kinks beside zero
+    block = padded if INTERPRETED else 16 if grid.formula.beside else min(padded, 32)
+    phi = empty(grid.problems, grid.dims, padded, padded, device=grid.nodes.device)
     quick(matrix_kernel, grid.launches)[(grid.problems * grid.dims, padded // block, padded // block)](
         grid.nodes,
         grid.stats,
@@ -176,6 +177,6 @@ def matrix(grid: Grid, largest: Tensor) -> Tensor:
         RIESZ=grid.formula.riesz,
         BESIDE=grid.formula.beside,
         EXPONENTIAL=grid.formula.exponential,
-        num_warps=2,
+        num_warps=2 if grid.formula.beside else 4,
     )
     return phi

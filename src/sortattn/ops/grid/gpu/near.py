@@ -9,12 +9,14 @@ from torch import Tensor
 
 from ....kernels import RIESZ_EPSILON
 from .grid import Grid
+from .launch import quick
 from .layout import LINE, channel_block, count_blocks, power_of_two, registers
 from .matrix import exponential, spline
+from .record import empty, keep
 from .tables import Causal
 
-# queries and keys of a block, warps, and dimensions in a row
-_BLOCK = (64, 64, 4, 8)
+# queries and keys of a block, and warps
+_BLOCK = (64, 64, 4)
 
 
 @triton.jit
@@ -34,45 +36,64 @@ def _add_pair(total, s, t, numbers, count, KIND: tl.constexpr):
 
 
 @triton.jit
-def _add_two_pairs(total, s, t, KIND: tl.constexpr):
-    """The same in float16, two pairs in one instruction; of add_laplace for points that are multiplied with log2(e)."""
+def _add_four(total, s, t, KIND: tl.constexpr):
+    """The same of four dimensions in float16, two in one instruction; of add_laplace for points times log2(e).
+
+    `s` and `t` are the four numbers of a point, 64 bits; `total` is two sums, those of the even and the odd ones.
+    """
     s, t = tl.broadcast(s, t)
     if KIND == "riesz":
         return tl.inline_asm_elementwise(
-            "{.reg .b32 u; sub.f16x2 u, $1, $2; abs.f16x2 u, u; add.f16x2 $0, $3, u;}",
-            "=r,r,r,r",
+            "{.reg .b32 a, b, c, d; mov.b64 {a, b}, $1; mov.b64 {c, d}, $2; sub.f16x2 a, a, c; sub.f16x2 b, b, d; "
+            "abs.f16x2 a, a; abs.f16x2 b, b; add.f16x2 a, $3, a; add.f16x2 $0, a, b;}",
+            "=r,l,l,r",
             [s, t, total],
-            dtype=tl.float16,
+            dtype=tl.int32,
             is_pure=True,
-            pack=2,
+            pack=1,
         )
     elif KIND == "bump":
         return tl.inline_asm_elementwise(
-            "{.reg .b32 u, one; mov.b32 one, 0x3C003C00; sub.f16x2 u, $1, $2; abs.f16x2 u, u; "
-            "sub.sat.f16x2 u, one, u; add.f16x2 $0, $3, u;}",
-            "=r,r,r,r",
+            "{.reg .b32 a, b, c, d, one; mov.b32 one, 0x3C003C00; mov.b64 {a, b}, $1; mov.b64 {c, d}, $2; "
+            "sub.f16x2 a, a, c; sub.f16x2 b, b, d; abs.f16x2 a, a; abs.f16x2 b, b; "
+            "sub.sat.f16x2 a, one, a; sub.sat.f16x2 b, one, b; add.f16x2 a, $3, a; add.f16x2 $0, a, b;}",
+            "=r,l,l,r",
             [s, t, total],
-            dtype=tl.float16,
+            dtype=tl.int32,
             is_pure=True,
-            pack=2,
+            pack=1,
         )
     else:
         return tl.inline_asm_elementwise(
-            "{.reg .b32 u; sub.f16x2 u, $1, $2; abs.f16x2 u, u; neg.f16x2 u, u; "
-            "ex2.approx.f16x2 u, u; add.f16x2 $0, $3, u;}",
-            "=r,r,r,r",
+            "{.reg .b32 a, b, c, d; mov.b64 {a, b}, $1; mov.b64 {c, d}, $2; sub.f16x2 a, a, c; sub.f16x2 b, b, d; "
+            "abs.f16x2 a, a; abs.f16x2 b, b; neg.f16x2 a, a; neg.f16x2 b, b; "
+            "ex2.approx.f16x2 a, a; ex2.approx.f16x2 b, b; add.f16x2 a, $3, a; add.f16x2 $0, a, b;}",
+            "=r,l,l,r",
             [s, t, total],
-            dtype=tl.float16,
+            dtype=tl.int32,
             is_pure=True,
-            pack=2,
+            pack=1,
         )
 
 
 @triton.jit
+def _add_both(sums, few):
+    """`sums` and both numbers of `few`, in float32."""
+    return tl.inline_asm_elementwise(
+        "{.reg .b16 l, h; .reg .f32 a, b; mov.b32 {l, h}, $2; cvt.f32.f16 a, l; cvt.f32.f16 b, h; "
+        "add.f32 a, a, b; add.f32 $0, $1, a;}",
+        "=r,r,r",
+        [sums, few],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@triton.jit
 def _nothing(sums):
-    """Zeros in float16, in the registers of the sums: only the last compiler sees that this is a constant."""
-    bits = sums.to(tl.uint32, bitcast=True)
-    return ((bits >> 31) >> 1).to(tl.uint16).to(tl.float16, bitcast=True)
+    """Zeros in the registers of the sums: only the last compiler sees that this is a constant."""
+    return ((sums.to(tl.uint32, bitcast=True) >> 31) >> 1).to(tl.int32)
 
 
 @triton.jit
@@ -120,17 +141,19 @@ def near_kernel(
     LINE: tl.constexpr,
     KIND: tl.constexpr,
     HALF: tl.constexpr,
+    FAR: tl.constexpr,
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
     EMULATED: tl.constexpr,
 ):
     """What `key (P, seen, D)` of a chunk gives its `query (P, GROUP * length, D)`.
 
-    `queries` and `keys (P, blocks, D, LINE)` are the same points, divided by the bandwidth. Query m of a head has the
-    place `m + offset` among the keys and sees those up to there; `first` is the first block of places. To `out (P,
-    GROUP * length, C)` go the sums of `rows (P, seen, C)`, to `totals (P, GROUP * length)` the sums of the weights.
-    HALF: a few dimensions at a time are summed in float16, if no point is too far out for that, which the `nodes (P, D,
-    GP)` tell.
+    `queries` and `keys` are the lines of the same points, see `Places`. Query m of a head has the place `m + offset`
+    among the keys and sees those up to there; `first` is the first block of places. To `out (P, GROUP * length, C)` go
+    the sums of `rows (P, seen, C)`, to `totals (P, GROUP * length)` the sums of the weights.
+
+    HALF: a few dimensions at a time are summed in float16, of heads of which no point is too far out for that, which
+    the `nodes (P, D, GP)` tell. FAR: the other heads; by themselves, as both ways together need too many registers.
     """
     problem = tl.program_id(1).to(tl.int64)
     parts = tl.cdiv(channels, CHANNELS)
@@ -144,42 +167,50 @@ def near_kernel(
     channel = part * CHANNELS + tl.arange(0, CHANNELS)
     has = channel < channels
     tau = tl.load(bandwidth + problem)
-    narrow = True
-    if HALF:
+    # places before all keys see nothing
+    start = tl.maximum(tile * ROWS // CHUNK * CHUNK, 0)
+    stop = tl.minimum((tile + 1) * ROWS, seen)
+    if HALF or FAR:
         d = tl.arange(0, DIMS)
         line = nodes + (problem * D + tl.minimum(d, D - 1)) * GP
         far = tl.maximum(tl.abs(tl.load(line + 1)), tl.abs(tl.load(line + G - 2)))
-        # twice that, UNROLL times, is a number in float16
-        narrow = tl.max(far, 0) < 2048 * tau
+        far = tl.max(far, 0) / tau
+        # twice that, eight times, is a number in float16
+        mine = far < 2048 if HALF else far >= 2048
+        stop, here = tl.where(mine, stop, start), here & mine
+    if HALF:
+        queries, keys = queries.to(tl.pointer_type(tl.int64)), keys.to(tl.pointer_type(tl.int64))
+        # a power of two, with which the sums of all dimensions are numbers in float16 too
+        most = D * (2 * far + epsilon) if KIND == "riesz" else D * 1.0
+        scale = tl.exp2(tl.floor(15.0 - tl.log2(tl.maximum(most, 1e-30))))
     found = tl.zeros((ROWS, CHANNELS), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     if KIND == "riesz":
         size = _size(query, at, tau, here, D)
-    # places before all keys see nothing
-    start = tl.maximum(tile * ROWS // CHUNK * CHUNK, 0)
-    stop = tl.minimum((tile + 1) * ROWS, seen)
     for n0 in range(start, stop, KEYS):
         n = n0 + tl.arange(0, KEYS)
         # a product of nothing: the sums then lie in registers as those of tensor cores, with few loads for many pairs
         left = tl.load(zeros + tl.arange(0, ROWS)[:, None] * 16 + tl.arange(0, 16)[None, :])
         right = tl.load(zeros + tl.arange(0, 16)[:, None] * KEYS + tl.arange(0, KEYS)[None, :])
         sums = tl.dot(left.to(tl.float32), right.to(tl.float32)) if EMULATED else tl.dot(left, right)
-        if narrow:
+        if not FAR:
+            # of one dimension, or of four of them at once
+            LINES: tl.constexpr = D // 4 if HALF else D
             query_block = problem * tl.cdiv(GROUP * length, LINE) + m // LINE
-            query_at = queries + (query_block * (D * LINE) + m % LINE)[:, None]
+            query_at = queries + (query_block * (LINES * LINE) + m % LINE)[:, None]
             key_block = problem * tl.cdiv(seen, LINE) + n0 // LINE
-            key_at = keys + key_block * (D * LINE) + tl.multiple_of(n0 % LINE, KEYS) + tl.arange(0, KEYS)[None, :]
-            for _ in range(0, D, UNROLL):
+            key_at = keys + key_block * (LINES * LINE) + tl.multiple_of(n0 % LINE, KEYS) + tl.arange(0, KEYS)[None, :]
+            for _ in range(0, LINES, UNROLL):
                 if HALF:
                     few = _nothing(sums)
                 for step in tl.static_range(UNROLL):
                     s, t = tl.load(query_at + step * LINE), tl.load(key_at + step * LINE)
                     if HALF:
-                        few = _add_two_pairs(few, s, t, KIND)
+                        few = _add_four(few, s, t, KIND)
                     else:
                         sums = _add_pair(sums, s, t, numbers, count, KIND)
                 if HALF:
-                    sums += few.to(tl.float32)
+                    sums = _add_both(sums, few)
                 query_at += UNROLL * LINE
                 key_at += UNROLL * LINE
         else:
@@ -201,7 +232,12 @@ def near_kernel(
             mask=(n < seen)[:, None] & has[None, :],
             other=0.0,
         )
-        found = tl.dot(sums, row.to(tl.float32), found, input_precision=PRECISION)
+        if HALF and row.dtype == tl.float16:
+            found = tl.dot((sums * scale).to(tl.float16), row, found)
+        else:
+            found = tl.dot(sums, row.to(tl.float32), found, input_precision=PRECISION)
+    if HALF and rows.dtype.element_ty == tl.float16:
+        found /= scale
     tl.store(out + at[:, None] * channels + channel[None, :], found, mask=here[:, None] & has[None, :])
     tl.store(totals + at, total, mask=here)
 
@@ -209,7 +245,7 @@ def near_kernel(
 @functools.lru_cache(maxsize=64)
 def _zeros(device: torch.device) -> Tensor:
     """What `near_kernel` begins with."""
-    return torch.zeros(16 * 64, dtype=torch.float16, device=device)
+    return keep(torch.zeros(16 * 64, dtype=torch.float16).to(device))
 
 
 def sum_near(
@@ -229,13 +265,13 @@ def sum_near(
     """
     problems, seen, channels = rows.shape
     length = query.shape[1] // group
-    out = torch.empty(problems, group * length, channels, device=rows.device)
-    totals = torch.empty(problems, group * length, device=rows.device)
+    out = empty(problems, group * length, channels, device=rows.device)
+    totals = empty(problems, group * length, device=rows.device)
     found = Causal(out, totals, seen - length, seen, chunk)
-    tall, keys_together, warps, unroll = _BLOCK
+    tall, keys_together, warps = _BLOCK
     tall, keys_together = min(tall, chunk), min(keys_together, chunk)
     wide = channel_block(channels)
-    near_kernel[(found.tiles(tall), problems, group * count_blocks(channels, wide))](
+    arguments = (
         query,
         key,
         queries,
@@ -255,23 +291,30 @@ def sum_near(
         found.offset,
         found.first(tall),
         channels,
-        D=grid.dims,
-        DIMS=power_of_two(grid.dims),
-        G=grid.layout.count,
-        GP=grid.layout.padded,
-        GROUP=group,
-        CHUNK=chunk,
-        ROWS=tall,
-        KEYS=keys_together,
-        UNROLL=unroll if grid.dims % unroll == 0 else 1,
-        CHANNELS=wide,
-        LINE=LINE,
-        KIND=grid.formula.kind,
-        HALF=grid.halves,
-        MASKED=weight is not None,
-        num_warps=warps,
-        # three blocks a multiprocessor: the rare other way would have taken all registers
-        **registers(168),
-        **grid.layout.precision,
     )
+    # heads in float16, and those that are too far out for it; or all of them
+    for half, far in ((True, False), (False, True)) if grid.halves else ((False, False),):
+        quick(near_kernel, grid.launches, far)[(found.tiles(tall), problems, group * count_blocks(channels, wide))](
+            *arguments,
+            D=grid.dims,
+            DIMS=power_of_two(grid.dims),
+            G=grid.layout.count,
+            GP=grid.layout.padded,
+            GROUP=group,
+            CHUNK=chunk,
+            ROWS=tall,
+            KEYS=keys_together,
+            # loads in a row: of four dimensions, eight or sixteen of which are summed in float16, or of one
+            UNROLL=(4 if grid.dims % 16 == 0 else 2) if half else (8 if grid.dims % 8 == 0 else 1),
+            CHANNELS=wide,
+            LINE=LINE,
+            KIND=grid.formula.kind,
+            HALF=half,
+            FAR=far,
+            MASKED=weight is not None,
+            num_warps=warps,
+            # three blocks a multiprocessor
+            **registers(168),
+            **grid.layout.precision,
+        )
     return found

@@ -3,14 +3,20 @@
 import triton
 import triton.language as tl
 
+from .language import STATS, find_bin
+
 
 @triton.jit
 def _before(line, x, POWER: tl.constexpr, RIGHT: tl.constexpr):
-    """How many numbers of an ascending line, of `2^POWER` of them, are below every x (RIGHT: or equal to it)."""
+    """How many numbers of an ascending line in memory, of `2^POWER`, are below every x (RIGHT: or equal to it).
+
+    What a program has written there itself it finds in its cache: as a tensor it would pass through shared memory, with
+    two barriers, at each of these steps.
+    """
     found = tl.zeros(x.shape, tl.int32)
     for turn in tl.static_range(POWER):
         step = 1 << (POWER - 1 - turn)
-        number = tl.gather(line, found + (step - 1), 0)
+        number = tl.load(line + found + (step - 1))
         if RIGHT:
             found = tl.where(number <= x, found + step, found)
         else:
@@ -22,6 +28,43 @@ def _before(line, x, POWER: tl.constexpr, RIGHT: tl.constexpr):
 def _upto(sums, count):
     """The prefix of a running sum that has `count` terms."""
     return tl.where(count > 0, tl.gather(sums, tl.maximum(count - 1, 0), 0), 0.0)
+
+
+@triton.jit
+def _nodes_before(own, b, POWER: tl.constexpr):
+    """How many of `2^POWER` ascending numbers are below every b."""
+    found = tl.zeros(b.shape, tl.int32)
+    for turn in tl.static_range(POWER):
+        step = 1 << (POWER - 1 - turn)
+        found = tl.where(tl.gather(own, found + (step - 1), 0) < b, found + step, found)
+    return found
+
+
+@triton.jit
+def _index(nodes, bottom, top, out, G: tl.constexpr, POWER: tl.constexpr):
+    """What a search for cells begins with: `2^POWER` pairs of numbers, then four bytes for each of them.
+
+    The pair of a cell is its start and one over its width; the last one is one over the width of a bin, and how many
+    steps a binary search inside the fullest bin takes. The bytes are the cell at the start of every bin, of equal width
+    from `bottom` to `top`. A node below a point is in the same bin or one before it, however both are rounded.
+    """
+    GP: tl.constexpr = 1 << POWER
+    BINS: tl.constexpr = 4 * GP
+    g, b = tl.arange(0, GP), tl.arange(0, BINS)
+    width = tl.gather(nodes, tl.minimum(g + 1, GP - 1), 0) - nodes
+    per_width = tl.where(width > 1e-37, 1 / width, 0.0)
+    per_bin = BINS / (top - bottom)
+    own = tl.where(g < G, find_bin(nodes, bottom, per_bin, BINS), BINS)
+    before = _nodes_before(own, b, POWER)
+    behind = tl.where(b < BINS - 1, tl.gather(before, tl.minimum(b + 1, BINS - 1), 0), G)
+    most, steps = tl.max(behind - before, 0), 0
+    for power in tl.static_range(POWER):
+        steps += (most >= (1 << power)).to(tl.int32)
+    last = g == G - 1
+    tl.store(out + 2 * g, tl.where(last, per_bin, nodes))
+    tl.store(out + 2 * g + 1, tl.where(last, steps.to(tl.float32), per_width))
+    cell = tl.minimum(tl.maximum(before - 1, 0), G - 2)
+    tl.store((out + 2 * GP).to(tl.pointer_type(tl.int8)) + b, cell.to(tl.int8))
 
 
 @triton.jit
@@ -39,39 +82,48 @@ def nodes_kernel(
     ANCHOR: tl.constexpr,
     SORT: tl.constexpr,
 ):
-    """From `line (P * D, width)` to `nodes (P * D, GP)` and three numbers of every cell, `stats (P * D, 3, GP)`.
+    """From `line (P * D, width)` to `nodes (P * D, GP)` and what is known of cells, `stats (P * D, STATS, GP)`.
 
-    Without SORT the line is in order already. The three numbers are how far inside the points of a cell lie and their
-    part of what either node holds, see `correction`. With ANCHOR one node stands at zero, if that is among the points:
-    then hats reproduce absolute values.
+    The line is twice as long as the points need: it is left in order, behind it the shares that nodes are placed by.
+    Without SORT the line is in order already. With ANCHOR one node stands at zero, if that is among the points: then
+    hats reproduce absolute values. Of every cell three lines of the stats say how far inside its points lie and their
+    part of what either node holds, see `correction`; the other ones are for `locate`, see `_index`.
     """
     S: tl.constexpr = 1 << POWER
     GP: tl.constexpr = 1 << NODES_POWER
     at = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, S)
-    points = tl.load(line + at * width + j, mask=j < used, other=float("inf"))
+    line += at * width
+    points = tl.load(line + j, mask=j < used, other=float("inf"))
     if SORT:
         points = tl.sort(points)
+        # all have been read
+        tl.debug_barrier()
+    tl.store(line + j, points)
+    tl.debug_barrier()
     real = points < float("inf")
     count = tl.sum(real.to(tl.int32), 0)
     low, high = tl.min(points, 0), tl.max(tl.where(real, points, float("-inf")), 0)
 
     # equal steps of the integral of the root of the density, about one node at most in a gap
-    gap = tl.where(j + 1 < count, tl.gather(points, tl.minimum(j + 1, S - 1), 0) - points, 0.0)
+    gap = tl.where(j + 1 < count, tl.load(line + tl.minimum(j + 1, S - 1)) - points, 0.0)
     share = tl.sqrt(gap)
     share = tl.minimum(share, tl.sum(share, 0) / (G - 4))
-    reached = tl.cumsum(share, 0)
+    tl.store(line + S + j, tl.cumsum(share, 0))
+    tl.debug_barrier()
     g = tl.arange(0, GP)
     target = tl.sum(share, 0) * ((g - 1).to(tl.float32) / (G - 3))
-    piece = tl.minimum(_before(reached, target, POWER, True), count - 2)
-    own = tl.gather(share, piece, 0)
-    part = (target - (tl.gather(reached, piece, 0) - own)) / tl.where(own > 0, own, 1.0)
+    piece = tl.minimum(_before(line + S, target, POWER, True), count - 2)
+    start, stop = tl.load(line + piece), tl.load(line + piece + 1)
+    reached = tl.where(piece > 0, tl.load(line + S + tl.maximum(piece - 1, 0)), 0.0)
+    own = tl.load(line + S + piece) - reached
+    part = (target - reached) / tl.where(own > 0, own, 1.0)
     part = tl.minimum(tl.maximum(tl.where(own > 0, part, 0.0), 0.0), 1.0)
-    free = tl.gather(points, piece, 0) + part * tl.gather(gap, piece, 0)
+    free = start + part * (stop - start)
 
     # to the nearest point within half a cell
-    after = tl.minimum(tl.maximum(_before(points, free, POWER, False), 1), count - 1)
-    below, above = tl.gather(points, after - 1, 0), tl.gather(points, after, 0)
+    after = tl.minimum(tl.maximum(_before(line, free, POWER, False), 1), count - 1)
+    below, above = tl.load(line + after - 1), tl.load(line + after)
     left = tl.where(g > 2, tl.gather(free, tl.maximum(g - 1, 0), 0), low)
     right = tl.where(g < G - 3, tl.gather(free, tl.minimum(g + 1, GP - 1), 0), high)
     falls = (free - below < above - free) & (free - below <= (free - left) / 2)
@@ -89,12 +141,14 @@ def nodes_kernel(
     place = tl.where(g == 1, low, tl.where(g == G - 2, high, place))
     place = tl.where(g == 0, low - margin, tl.where(g == G - 1, high + margin, place))
     place = tl.where(g < G, place, float("inf"))
-    tl.store(nodes + at * GP + g, place)
+    nodes += at * GP
+    tl.store(nodes + g, place)
+    tl.debug_barrier()
 
-    cell = tl.minimum(tl.maximum(_before(place, points, NODES_POWER, True) - 1, 0), G - 2)
-    start = tl.gather(place, cell, 0)
-    a = tl.where(real, (points - start) / (tl.gather(place, cell + 1, 0) - start), 0.0)
-    first = _before(points, place, POWER, False)
+    cell = tl.minimum(tl.maximum(_before(nodes, points, NODES_POWER, True) - 1, 0), G - 2)
+    start = tl.load(nodes + cell)
+    a = tl.where(real, (points - start) / (tl.load(nodes + cell + 1) - start), 0.0)
+    first = _before(line, place, POWER, False)
     first = tl.where(g < G, tl.minimum(first, count), count)
     last = tl.gather(first, tl.minimum(g + 1, GP - 1), 0)
     shares, inside, spread = tl.cumsum(a, 0), tl.cumsum((a > 0).to(tl.float32), 0), tl.cumsum(a * (1 - a), 0)
@@ -104,7 +158,8 @@ def nodes_kernel(
     below_sum = (last - first).to(tl.float32) - above_sum
     held = below_sum + tl.where(g > 0, tl.gather(above_sum, tl.maximum(g - 1, 0), 0), 0.0)
     held = tl.maximum(held, 1e-9)
-    out = stats + at * 3 * GP + g
+    out = stats + at * STATS * GP + g
     tl.store(out, tl.minimum(tl.maximum(6 * far, 0.0), 1.0))
     tl.store(out + GP, tl.minimum(number / held, 1.0))
     tl.store(out + 2 * GP, tl.minimum(number / tl.gather(held, tl.minimum(g + 1, GP - 1), 0), 1.0))
+    _index(place, low - margin, high + margin, stats + (at * STATS + 3) * GP, G, NODES_POWER)

@@ -4,9 +4,9 @@ import triton
 import triton.language as tl
 
 from .grid import Grid
-from .language import product, ramp, split_place, unit
+from .language import load_pair, product, ramp, split_place, unit
 from .launch import quick
-from .layout import FAST, registers
+from .layout import FAST
 from .lookup import look_up
 from .tables import Output, Places, Readable
 
@@ -16,14 +16,14 @@ def _weights_seen(places, seconds, pairs, line, m, length, HATS: tl.constexpr):
     """Of one dimension, the sum of the weights that points m see, float32: its cell looked up."""
     at = line * length + tl.minimum(m, length - 1)
     cell, share = split_place(tl.load(places + at))
-    pair = pairs + cell * 2
+    level, next_ = load_pair(pairs, cell)
     if HATS:
         other, rest = split_place(tl.load(seconds + at))
         # rounded up to one, a share is in the next cell
         below = 1 - rest - (other - cell).to(tl.float32)
-        return below * tl.load(pair) + share * tl.load(pair + 1)
+        return below * level + share * next_
     else:
-        return tl.load(pair) + share * tl.load(pair + 1)
+        return level + share * next_
 
 
 @triton.jit
@@ -166,7 +166,7 @@ def read(grid: Grid, places: Places, tables: Readable, output: Output) -> None:
 def _multiply(grid: Grid, places: Places, tables: Readable, output: Output) -> None:
     padded, block = grid.layout.padded, grid.layout.block
     together = max(1, 64 // block)
-    tall, options = _shape(grid, places, output.causal is not None)
+    tall = _tall(grid, places)
     programs, arguments, constants = output.arranged(tall)
     constants["EVEN"] = constants["EVEN"] and grid.dims * padded // block % together == 0
     quick(read_kernel, grid.launches)[programs](
@@ -185,18 +185,15 @@ def _multiply(grid: Grid, places: Places, tables: Readable, output: Output) -> N
         HATS=grid.hats,
         num_warps=4,
         num_stages=3,
-        **options,
         **constants,
         FAST=FAST,
         **grid.layout.precision,
     )
 
 
-def _shape(grid: Grid, places: Places, causal: bool) -> tuple[int, dict]:
-    """How many points a program takes, and what is said to the compiler: as measured on one H200."""
+def _tall(grid: Grid, places: Places) -> int:
+    """How many points a program takes: as measured on one H200."""
     if not grid.layout.narrow:
-        return 64, {}
-    if places.codes and grid.layout.block == 32 and not grid.hats:
-        # of a causal call three blocks a multiprocessor
-        return (128, registers(168)) if causal else (256, {})
-    return 256 if grid.layout.block == 64 and not grid.hats else 128, {}
+        return 64
+    block = grid.layout.block
+    return 256 if not grid.hats and (block == 64 or (places.codes and block == 32)) else 128

@@ -13,7 +13,8 @@ class Places:
     """Where points stand between the nodes, `(P, D, N)`; `second` for exponentials, otherwise the same tensor.
 
     `lines (P, blocks, D, LINE)`, for causal calls, are the points themselves, divided by the bandwidth: from one
-    dimension to the next it is as far in every call, so pairs are summed without a computation of addresses.
+    dimension to the next it is as far in every call, so pairs are summed without a computation of addresses. In float16
+    they are `(P, blocks, D / 4, LINE, 4)`: four dimensions of a point are loaded at once.
     """
 
     first: Tensor

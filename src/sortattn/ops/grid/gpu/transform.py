@@ -1,13 +1,13 @@
 """From nodes to nodes: the tables of keys become tables that queries read, `F = Phi S`."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .grid import Grid
 from .launch import quick
-from .layout import channel_block, count_blocks
+from .layout import channel_block, count_blocks, registers
+from .record import empty
 from .tables import Readable, Tables
 
 
@@ -139,10 +139,10 @@ def transform(
     channels = table.shape[3]
     padded, block = grid.layout.padded, grid.layout.block
     wide = channel_block(channels)
-    out = torch.empty_like(table, dtype=grid.layout.table_type)
-    base = torch.empty(grid.problems, grid.dims, channels, device=table.device)
-    normaliser = torch.empty(grid.problems, grid.dims, padded, 2, device=table.device)
-    unscale = torch.empty(grid.problems, device=table.device)
+    out = empty(*table.shape, dtype=grid.layout.table_type, device=table.device)
+    base = empty(grid.problems, grid.dims, channels, device=table.device)
+    normaliser = empty(grid.problems, grid.dims, padded, 2, device=table.device)
+    unscale = empty(grid.problems, device=table.device)
     quick(transform_kernel, grid.launches)[(grid.problems * grid.dims, padded // block, count_blocks(channels, wide))](
         table,
         tables.counts,
@@ -170,5 +170,7 @@ def transform(
         MASKED=tables.whole is not None,
         FACTOR=factor is not None,
         SCALED=grid.layout.narrow,
+        # four blocks a multiprocessor, where there is room
+        **(registers(128) if block <= 32 else {}),
     )
     return Readable(out, base, normaliser, unscale)

@@ -2,18 +2,37 @@
 
 import math
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .grid import Grid
 from .language import product, ramp, unit
-from .layout import FAST, channel_block, count_blocks
+from .launch import quick
+from .layout import FAST, channel_block, count_blocks, power_of_two
+from .record import empty
 from .tables import Places
 
 # rows of the tables, keys of a block, warps and stages
 _BLOCK = (128, 128, 4, 3)
+# into which the values are cut for the largest of them
+_PARTS = 16
+
+
+@triton.jit
+def largest_kernel(rows, largest, size, SIZE: tl.constexpr):
+    """`largest (P, parts)`: the largest of a part of `rows (P, size)` by its absolute value; NaN where there is one."""
+    base = rows + tl.program_id(1).to(tl.int64) * size
+    most = tl.zeros((SIZE,), tl.int32)
+    span = tl.cdiv(tl.cdiv(size, tl.num_programs(0)), SIZE) * SIZE
+    start = tl.program_id(0) * span
+    for first in range(start, tl.minimum(start + span, size), SIZE):
+        at = first + tl.arange(0, SIZE)
+        number = tl.load(base + at, mask=at < size, other=0.0).to(tl.float32)
+        # as bits, of which those of a NaN are larger than all others
+        most = tl.maximum(most, tl.abs(number).to(tl.int32, bitcast=True))
+    found = tl.max(most, 0).to(tl.float32, bitcast=True)
+    tl.store(largest + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), found)
 
 
 @triton.jit
@@ -24,9 +43,11 @@ def bends_kernel(
     bends,
     unscale,
     length,
+    parts,
     D: tl.constexpr,
     G: tl.constexpr,
     GP: tl.constexpr,
+    PARTS: tl.constexpr,
     HATS: tl.constexpr,
     CHANGES: tl.constexpr,
     SCALED: tl.constexpr,
@@ -38,12 +59,15 @@ def bends_kernel(
     holds the changes for all points together, its row F at the first node. HATS are multiplied with `phi`, or its
     changes, as they are; without CHANGES it gives F.
 
-    SCALED by a power of two, of which `unscale (P)` is the inverse, such that `length` values of the size `largest (P)`
-    give no F beyond 16 bits, where `phi_largest (P)` holds the bits of the largest number of `phi`.
+    SCALED by a power of two, of which `unscale (P)` is the inverse, such that `length` values of the size `largest (P,
+    parts)` give no F beyond 16 bits, where `phi_largest (P)` holds the bits of the largest number of `phi`.
     """
     problem = tl.program_id(0) // D
     bound = tl.load(phi_largest + problem).to(tl.float32, bitcast=True) * 2.0 * length
-    bound *= tl.load(largest + problem).to(tl.float32)
+    part = tl.arange(0, PARTS)
+    # as bits, of which those of a NaN are larger than all others
+    bits = tl.load(largest + problem * parts + part, mask=part < parts, other=0.0).to(tl.int32, bitcast=True)
+    bound *= tl.max(bits, 0).to(tl.float32, bitcast=True)
     if SCALED:
         scale = tl.exp2(tl.floor(14.0 - tl.log2(tl.maximum(bound, 1e-30))))
     else:
@@ -53,27 +77,27 @@ def bends_kernel(
     tl.store(unscale + problem, 1.0 / scale)
     at = tl.program_id(0).to(tl.int64) * GP * GP
     i, j = tl.arange(0, GP)[:, None], tl.arange(0, GP)[None, :]
-    here = tl.load(phi + at + i * GP + j)
-    if HATS and CHANGES:
-        here = tl.where(i < G - 1, tl.load(phi + at + tl.minimum(i + 1, GP - 1) * GP + j) - here, 0.0)
-    elif not HATS:
-        # of the last row and column the first: the sum of all hats
-        row, column = tl.where(i == GP - 1, 0, i), tl.where(j == GP - 1, 0, j)
-        last_row, last_column = i == GP - 1, j == GP - 1
-        inside = ((i < G - 1) | last_row) & ((j < G - 1) | last_column)
-        level = tl.load(phi + at + row * GP + column)
-        across = tl.load(phi + at + row * GP + column + 1)
-        down = tl.load(phi + at + row * GP + GP + column, mask=inside, other=0.0)
-        both = tl.load(phi + at + row * GP + GP + column + 1, mask=inside, other=0.0)
-        upper = tl.where(last_column, level, across - level)
-        lower = tl.where(last_column, down, both - down)
+    spot = phi + at + i * GP + j
+    level = tl.load(spot)
+    if HATS:
+        here = level
         if CHANGES:
-            here = tl.where(inside, tl.where(last_row, upper, lower - upper), 0.0)
+            here = tl.where(i < G - 1, tl.load(spot + GP, mask=i < G - 1, other=0.0) - level, 0.0)
+    else:
+        across = tl.load(spot + 1, mask=j < G - 1, other=0.0) - level
+        first = tl.load(phi + at + i * GP)
+        if CHANGES:
+            inner = (i < G - 1) & (j < G - 1)
+            below = tl.load(spot + GP + 1, mask=inner, other=0.0) - tl.load(spot + GP, mask=inner, other=0.0)
+            # the sum of all hats: the first column in place of the last one, and so for the rows
+            column = tl.where(i < G - 1, tl.load(phi + at + i * GP + GP, mask=i < G - 1, other=0.0) - first, 0.0)
+            row_at = phi + at + j
+            row = tl.where(j < G - 1, tl.load(row_at + 1, mask=j < G - 1, other=0.0) - tl.load(row_at), 0.0)
+            here = tl.where(inner, below - across, 0.0)
+            here = tl.where(j == GP - 1, column, tl.where(i == GP - 1, row, here))
+            here = tl.where((i == GP - 1) & (j == GP - 1), tl.load(phi + at), here)
         else:
-            across = tl.load(phi + at + i * GP + column + 1)
-            first = tl.load(phi + at + i * GP)
-            known = (i < G) & ((j < G - 1) | last_column)
-            here = tl.where(known, tl.where(last_column, first, across - here), 0.0)
+            here = tl.where(j == GP - 1, first, tl.where((i < G) & (j < G - 1), across, 0.0))
     tl.store(bends + at + i * GP + j, here * scale)
 
 
@@ -117,39 +141,41 @@ def walk_kernel(
     matrix_at = ((problem * D + own) * GP + node) * GP + tl.arange(0, GP)[None, None, :]
     inside = (dim < D) & (channel < channels)[None, None, :]
     total = tl.zeros((TALL, CHANNELS), tl.float32)
-    for turn in range(0, chunks):
-        chunk = chunks - 1 - turn if REVERSED else turn
-        matrix = tl.load(bends + matrix_at) * unit(places)
-        # not in 16 bits: the sum of all values is in every dimension, and its rounding would not average out
-        if TOGETHER == 1:
-            found = tl.dot(tl.reshape(matrix, (GP, GP)), total, input_precision=PRECISION)
-            found = tl.reshape(found, (1, GP, CHANNELS))
+    matrix = tl.load(bends + matrix_at) * unit(places)
+    # one loop: what comes next is loaded while a table is written
+    for turn in range(0, chunks * (CHUNK // ROWS)):
+        chunk, step = turn // (CHUNK // ROWS), turn % (CHUNK // ROWS)
+        if REVERSED:
+            chunk = chunks - 1 - chunk
+        if step == 0:
+            # not in 16 bits: the sum of all values is in every dimension, and its rounding would not average out
+            if TOGETHER == 1:
+                found = tl.dot(tl.reshape(matrix, (GP, GP)), total, input_precision=PRECISION)
+                found = tl.reshape(found, (1, GP, CHANNELS))
+            else:
+                found = tl.dot(matrix, tl.reshape(total, (TOGETHER, GP, CHANNELS)), input_precision=PRECISION)
+            spot = (((chunk * problems + problem) * D + dim) * GP + node) * channels + channel[None, None, :]
+            tl.store(out + spot, found.to(out.dtype.element_ty), mask=inside)
+        n = chunk * CHUNK + step * ROWS + tl.arange(0, ROWS)
+        at = (problem * D + own) * length + n[None, None, :]
+        rows_at = rows + (problem * length + n)[:, None] * channels + channel[None, :]
+        if EVEN:
+            row = tl.load(rows_at)
+            place = tl.load(places + at)
         else:
-            found = tl.dot(matrix, tl.reshape(total, (TOGETHER, GP, CHANNELS)), input_precision=PRECISION)
-        spot = (((chunk * problems + problem) * D + dim) * GP + node) * channels + channel[None, None, :]
-        tl.store(out + spot, found.to(out.dtype.element_ty), mask=inside)
-        stop = tl.minimum((chunk + 1) * CHUNK, length)
-        for start in range(chunk * CHUNK, stop, ROWS):
-            n = start + tl.arange(0, ROWS)
-            at = (problem * D + own) * length + n[None, None, :]
-            rows_at = rows + (problem * length + n)[:, None] * channels + channel[None, :]
+            row = tl.load(rows_at, mask=(n < length)[:, None] & (channel < channels)[None, :], other=0.0)
+            place = tl.load(places + at, mask=(n < length)[None, None, :], other=0)
+        if HATS:
             if EVEN:
-                row = tl.load(rows_at)
-                place = tl.load(places + at)
+                second = tl.load(seconds + at)
             else:
-                row = tl.load(rows_at, mask=(n < stop)[:, None] & (channel < channels)[None, :], other=0.0)
-                place = tl.load(places + at, mask=(n < stop)[None, None, :], other=0)
-            if HATS:
-                if EVEN:
-                    second = tl.load(seconds + at)
-                else:
-                    second = tl.load(seconds + at, mask=(n < stop)[None, None, :], other=0)
-                weight = ramp(place, tl.load(shifts + node), FAST)
-                weight -= ramp(second, tl.load(shifts + node + 1), FAST)
-            else:
-                weight = ramp(place, tl.load(shifts + GP + 2 + node), FAST)
-            weight = tl.reshape(weight, (TALL, ROWS))
-            total = product(weight, row, total, PRECISION, EMULATED)
+                second = tl.load(seconds + at, mask=(n < length)[None, None, :], other=0)
+            weight = ramp(place, tl.load(shifts + node), FAST)
+            weight -= ramp(second, tl.load(shifts + node + 1), FAST)
+        else:
+            weight = ramp(place, tl.load(shifts + GP + 2 + node), FAST)
+        weight = tl.reshape(weight, (TALL, ROWS))
+        total = product(weight, row, total, PRECISION, EMULATED)
 
 
 @triton.jit
@@ -218,17 +244,22 @@ def walk_chunks(
     """
     problems, length, channels = rows.shape
     padded, narrow = grid.layout.padded, grid.layout.narrow
-    bends, unscale = torch.empty_like(phi), torch.empty(problems, device=phi.device)
-    bends_kernel[(problems * grid.dims,)](
+    bends, unscale = empty(*phi.shape, device=phi.device), empty(problems, device=phi.device)
+    parts = min(_PARTS, length)
+    largest = empty(problems, parts, device=phi.device)
+    quick(largest_kernel, grid.launches)[(parts, problems)](rows, largest, length * channels, SIZE=4096)
+    quick(bends_kernel, grid.launches)[(problems * grid.dims,)](
         phi,
         phi_largest,
-        torch.linalg.vector_norm(rows, math.inf, (1, 2)),
+        largest,
         bends,
         unscale,
         length,
+        parts,
         D=grid.dims,
         G=grid.layout.count,
         GP=padded,
+        PARTS=power_of_two(parts),
         HATS=grid.hats,
         CHANGES=changes,
         SCALED=narrow,
@@ -237,12 +268,13 @@ def walk_chunks(
     # products of larger matrices, several at a time, do not fit into registers
     together = max(1, _BLOCK[0] // padded) if padded <= 32 else 1
     wide = channel_block(channels)
-    tall = _BLOCK[1] if narrow else 32
+    # keys at a time: of 64 nodes 0.59 instead of 0.75 ms
+    tall = (_BLOCK[1] if padded <= 32 else 64) if narrow else 32
     tall = min(tall, chunk)
     chunks = math.ceil(length / chunk)
     kind = grid.layout.table_type
-    out = torch.empty(chunks, problems, grid.dims, padded, channels, dtype=kind, device=rows.device)
-    walk_kernel[(count_blocks(grid.dims, together) * count_blocks(channels, wide), problems)](
+    out = empty(chunks, problems, grid.dims, padded, channels, dtype=kind, device=rows.device)
+    quick(walk_kernel, grid.launches)[(count_blocks(grid.dims, together) * count_blocks(channels, wide), problems)](
         places.first,
         places.second,
         grid.shifts(places.first),
@@ -258,7 +290,7 @@ def walk_chunks(
         CHUNK=chunk,
         ROWS=tall,
         CHANNELS=wide,
-        EVEN=length % tall == 0 and channels % wide == 0,
+        EVEN=length % chunk == 0 and channels % wide == 0,
         HATS=grid.hats,
         REVERSED=reverse,
         num_warps=_BLOCK[2],
@@ -277,8 +309,8 @@ def levels(
     padded = grid.layout.padded
     # larger matrices do not fit into shared memory
     block = min(padded, 32)
-    normaliser = torch.empty(*counts.shape, 2, device=counts.device)
-    levels_kernel[(problems * grid.dims, padded // block)](
+    normaliser = empty(*counts.shape, 2, device=counts.device)
+    quick(levels_kernel, grid.launches)[(problems * grid.dims, padded // block)](
         counts,
         seconds,
         counts if whole is None else whole,
@@ -294,5 +326,6 @@ def levels(
         CHUNKS=16,
         CHANGES=changes,
         MASKED=whole is not None,
+        num_warps=2,
     )
     return normaliser
