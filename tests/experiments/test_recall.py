@@ -206,6 +206,21 @@ def test_an_interrupted_run_ends_with_130_and_continues_to_bitwise_the_same_rows
     assert not list(tmp_path.glob("*.checkpoint"))
 
 
+def test_the_draft_of_a_run_that_was_killed_is_removed_and_nothing_else(tmp_path):
+    draft, other = (tmp_path / f".recall.add_bump-3.checkpoint.{end}" for end in ("4711", "mine"))
+    for path in (draft, other):
+        path.write_bytes(b"half a checkpoint")
+    assert main(["recall", "--smoke", "--kernel", "add_bump", "-n", "3", "--threads", "1", "--out", str(tmp_path)]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, "recall.csv", "recall.png"]
+
+
+def test_a_smoke_run_takes_the_options_that_are_given(tmp_path):
+    given = ["--kernel", "elu", "-n", "5", "--head-dim", "3", "--seeds", "1", "--steps", "7"]
+    assert main(["recall", "--smoke", *given, "--threads", "1", "--out", str(tmp_path)]) == 0
+    (row,) = rows_of(tmp_path)
+    assert (row.kernel, row.n, row.head_dim, row.seed, row.most_steps) == ("elu", 5, 3, 0, 7)
+
+
 def test_a_full_disk_is_a_message_and_the_same_command_continues(whole, tmp_path, monkeypatch, capsys):
     def full(self, state):
         raise OSError(28, "No space left on device")

@@ -29,7 +29,6 @@ TOKEN, WHOLE = "token", "whole"
 GRADIENTS = {TOKEN: "per token", WHOLE: "as a whole"}
 # the sums of float32 may undercut a bound by so much
 ROUNDING = 1e-4
-SMOKE = {"kernel": ["add_bump", "relu"], "sizes": [3, 6, 9], "head_dim": 4, "seeds": 2, "steps": 200, "save_every": 0.0}
 
 
 @dataclass(frozen=True)
@@ -58,8 +57,6 @@ class Row(Measured):
 
 def recall(options: Namespace) -> int:
     """Runs what is missing and shows everything; returns 0, 1 if a loss undercuts its bound, 130 if interrupted."""
-    if options.smoke:
-        vars(options).update(SMOKE)
     check_names("kernel", options.kernel, list(TRAINED))
     device = usable_device(options.device)
     common = {"head_dim": options.head_dim, "gradient": options.gradient, "most_steps": options.steps, "device": device}
