@@ -79,11 +79,10 @@ def _add_recall(commands) -> None:
     command.add_argument("--seeds", type=count, help=_shown(RECALL["seeds"]))
     command.add_argument("--steps", type=count, help=f"at most, {_shown(RECALL['steps'])}")
     command.add_argument(
-        "--gradient",
-        choices=["token", "whole"],
-        default="token",
-        help="of the loss per token, as in the authors' code, or of the whole loss, as the paper writes it; default: "
-        "%(default)s",
+        "--adam",
+        choices=["own", "authors"],
+        default="own",
+        help="what the paper leaves open of Adam: by the kernel, or as in the authors' code; default: %(default)s",
     )
     _training_options(command, "recall", RECALL)
     command.set_defaults(work=_recall)
