@@ -24,10 +24,10 @@ AUTHORS_ADAM = Adam(1e-4, 1e-3)
 # A step of W_Q against W_K takes all queries off their keys at once, the farther the longer the tokens are; one of a
 # token moves its query and its key together. So tokens take full steps to the end, and matrices small ones.
 TOKENS_LEAD = Adam(1e-12, 0.1, beta2=0.99)
-# Where a feature is a coordinate, two tokens that share one are at a minimum that no step of theirs leads out of; one
-# of a matrix moves all tokens. So matrices take full steps, without memory of those that led in, and tokens small ones.
-MATRICES_LEAD = Adam(1e-2, 3e-5, beta1=0.0, beta2=0.9)
-OWN_ADAM = {"relu": MATRICES_LEAD, "elu": MATRICES_LEAD}
+# Where a feature is a coordinate, two tokens that share one are at a minimum. Out of it lead, with elu, steps of the
+# matrices, which move all tokens; with relu, which has no slope in features that a token lacks, full steps of tokens
+# along what rounding leaves of a gradient (the squares of smaller ones vanish). Both without memory of what led in.
+OWN_ADAM = {"relu": Adam(1e-20, 1e4, beta1=0.0, beta2=0.9), "elu": Adam(1e-2, 3e-5, beta1=0.0, beta2=0.9)}
 
 
 def adam_for(kernel: str, choice: str) -> Adam:
