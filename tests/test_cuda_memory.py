@@ -9,7 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 import sortattn
-from sortattn.ops.sorted import api, cuda
+from sortattn.cuda import launch
+from sortattn.ops.sorted import api, cuda, room
 
 MAIN = ("add_riesz", "add_laplace", "add_bump")
 
@@ -49,8 +50,8 @@ class Meter(TorchDispatchMode):
 @pytest.fixture(autouse=True)
 def _large_gpu(monkeypatch):
     """The host's code as for an H200, with kernels that do nothing."""
-    monkeypatch.setattr(cuda, "Kernel", lambda *_: lambda *arguments, **options: None)
-    monkeypatch.setattr(cuda, "_device", lambda device: cuda._Device(132, 50 << 20, 227 << 10))
+    monkeypatch.setattr(launch, "Kernel", lambda *_: lambda *arguments, **options: None)
+    monkeypatch.setattr(room, "device", lambda device: room.Device(132, 50 << 20, 227 << 10))
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(api, "walker", lambda device: cuda)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
@@ -63,9 +64,9 @@ def inputs_and_constants(name: str, problems: int, length: int, dims: int, chann
     return points, (None, None, terms.nodes, terms.below, terms.above), constants
 
 
-def room(points: list[torch.Tensor]) -> int:
+def room_for(points: list[torch.Tensor]) -> int:
     """As large as the inputs, or what is always to be had."""
-    return max(size_of(*points), cuda._WORKSPACE)
+    return max(size_of(*points), room.WORKSPACE)
 
 
 def size_of(*parts: torch.Tensor) -> int:
@@ -83,14 +84,15 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 @pytest.mark.parametrize("name", MAIN)
-def test_a_forward_pass_takes_no_more_than_its_inputs_beside_them_and_the_output(name, shape):
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "not_kept"])
+def test_a_forward_pass_takes_no_more_than_its_inputs_beside_them_and_the_output(name, shape, kept):
     points, middle, constants = inputs_and_constants(name, *shape)
     with Meter(*points) as meter:
-        sums, total, *orders = api._forward(*points, *middle, *constants)
+        sums, total, *orders = api._forward(*points, *middle, *constants, kept)
     assert sums.shape == (*points[0].shape[:2], shape[3])
     assert meter.now == size_of(sums, total, *orders) == size_of(sums, total)
-    # the output is a quotient of the sums, and there are both for a moment
-    assert meter.most <= room(points)
+    # the output is a quotient of the sums: there are both for a moment, or it takes their place
+    assert meter.most - (0 if kept else size_of(sums)) <= room_for(points)
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
@@ -105,7 +107,7 @@ def test_a_backward_pass_takes_no_more_than_the_inputs_beside_them_and_the_gradi
         gradients = backward(grad, grad_extra, *points, *middle, *orders, *constants, *wants)
     assert [part.shape for part in gradients[:3]] == [part.shape for part in points]
     # the gradient of the sums is beside the inputs too
-    assert meter.most + size_of(grad, grad_extra) - size_of(*gradients) <= room(points)
+    assert meter.most + size_of(grad, grad_extra) - size_of(*gradients) <= room_for(points)
 
 
 @pytest.mark.parametrize("name", MAIN)

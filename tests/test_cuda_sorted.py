@@ -7,8 +7,10 @@ import pytest
 import torch
 
 import sortattn
-from sortattn.ops.sorted import cuda, sign
+from sortattn.cuda import launch
+from sortattn.ops.sorted import cuda, cuda_relay, cuda_sort, cuda_walk, room, sign
 from sortattn.ops.sorted.api import _derivative
+from sortattn.ops.sorted.tracks import tracks_of
 
 from .cases import BOX, CASES, SIDED
 from .nvrtc import ARCHITECTURES, machine_code
@@ -20,24 +22,26 @@ KERNELS = {name: sortattn.KERNELS.get(name, CASES[name].kernel) for name in SIDE
 
 def on_a_gpu(monkeypatch, kernel) -> None:
     """Lets the code for GPUs run as for a large one, with something in place of its kernels."""
-    monkeypatch.setattr(cuda, "Kernel", kernel)
-    monkeypatch.setattr(cuda, "_device", lambda device: cuda._Device(132, 50 << 20, 227 << 10))
+    monkeypatch.setattr(launch, "Kernel", kernel)
+    monkeypatch.setattr(room, "device", lambda device: room.Device(132, 50 << 20, 227 << 10))
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
 
 
-def all_defines(terms, dtype=torch.float32, width=64, ordered=False):
+def all_defines(terms, dtype=torch.float32, width=64, ordered=False, passing=False):
     """For sums of values, for the gradient of queries, and for those of values and keys together."""
     for tracks, added, multiplied in (
-        (cuda._tracks(terms, mirrored=False), True, False),
-        (cuda._tracks(_derivative(terms), mirrored=False), False, True),
-        (cuda._tracks(terms, mirrored=True, slopes=True), True, True),
+        (tracks_of(terms, mirrored=False), True, False),
+        (tracks_of(_derivative(terms), mirrored=False), False, True),
+        (tracks_of(terms, mirrored=True, slopes=True), True, True),
     ):
-        yield cuda._defines(tracks, dtype, width, added=added, multiplied=multiplied, ordered=ordered)
+        yield cuda_walk.defines_of(
+            tracks, dtype, width, added=added, multiplied=multiplied, ordered=ordered, passing=passing
+        )
 
 
 def compile_walks(name, architecture, **options) -> None:
     for defines in all_defines(KERNELS[name].terms()):
-        code = machine_code(cuda._WALK, defines, architecture, **options)
+        code = machine_code(cuda_walk.SOURCE, defines, architecture, **options)
         for entry in (b"summarise", b"accumulate", b"walk"):
             assert entry in code
 
@@ -61,7 +65,22 @@ def test_walks_compile_as_for_a_user(name):
 def test_other_types_and_widths_compile(dtype, width, ordered):
     terms = KERNELS["add_bump"].terms()
     for defines in all_defines(terms, dtype, width, ordered):
-        assert b"walk" in machine_code(cuda._WALK, defines, "sm_90")
+        assert b"walk" in machine_code(cuda_walk.SOURCE, defines, "sm_90")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("width", "passing"), [(32, False), (64, False), (64, True)])
+def test_relays_compile(width, passing, architecture):
+    walking = next(all_defines(KERNELS["add_riesz"].terms(), width=width, passing=passing))
+    code = machine_code(cuda_relay.SOURCE, cuda_relay.defines_of(walking, 1 + (width == 64)), architecture)
+    for entry in (b"sum_halves", b"relay"):
+        assert entry in code
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_walks_of_long_heads_compile(architecture):
+    for defines in all_defines(KERNELS["add_laplace"].terms(), passing=True):
+        assert b"walk" in machine_code(cuda_walk.SOURCE, defines, architecture)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=lambda dtype: str(dtype)[6:])
@@ -85,14 +104,14 @@ def test_all_that_a_call_of_a_sign_sum_launches_compiles(architecture, dtype, mo
     for ordered in (False, True):
         monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda ordered=ordered: ordered)
         sortattn.weighted_sign_sum(*points, backend="sorted").sum().backward()
-    walks = [dict(defines) for source, defines in compiled if source == cuda._WALK]
+    walks = [dict(defines) for source, defines in compiled if source == cuda_walk.SOURCE]
     assert {(walk["PRODUCTS"], walk["ORDERED"]) for walk in walks} == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_sorts_compile(architecture):
-    for items in (1, 2, 4, 8, cuda._ITEMS):
-        assert b"sort_runs" in machine_code(cuda._SORT, (("ITEMS", items),), architecture)
+    for threads, items in cuda_sort.SORTERS:
+        assert b"sort_runs" in machine_code(cuda_sort.SOURCE, (("THREADS", threads), ("ITEMS", items)), architecture)
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -101,7 +120,7 @@ def test_sorts_compile(architecture):
 def test_the_tracks_add_up_to_the_kernel_at_ties_too(name, derivative, mirrored):
     kernel = KERNELS[name]
     terms = _derivative(kernel.terms()) if derivative else kernel.terms()
-    tracks = cuda._tracks(terms, mirrored)
+    tracks = tracks_of(terms, mirrored)
     # between the nodes, at them, and far outside, on both sides of zero
     targets = [-2.3, 0.0, 0.5, 3.0]
     steps = [-7.0, -0.3, 0.0, 0.4, 9.0, *terms.nodes.tolist(), *(-terms.nodes).tolist()]
@@ -185,14 +204,14 @@ def test_without_atomics_two_warps_that_run_at_a_time_have_different_targets(nam
     on_a_gpu(monkeypatch, Recorder)
     terms = KERNELS[name].terms()
     dims, channels = 3, 200
-    lines = cuda.Lines(torch.zeros(2, dims, 40), torch.zeros(2, dims, 40, dtype=torch.int32))
+    lines = cuda.Lines(torch.zeros(2, dims, 40), torch.zeros(2, dims, 40, dtype=torch.int32), torch.zeros(2, 40, dims))
     rows, extra = torch.zeros(2, 40, channels), torch.zeros(2, 40)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     cuda.scatter(lines, lines, rows, extra, terms, 1.0, False)
     cuda.dot(lines, lines, rows, extra, rows, extra, _derivative(terms), 1.0, False, 1.0)
     into = (torch.empty_like(rows), torch.empty_like(extra), torch.empty(2, 40, dims))
     cuda.towards_keys(lines, lines, rows, extra, rows, extra, terms, _derivative(terms), 1.0, into)
-    tracks = cuda._tracks(terms, False).number
+    tracks = tracks_of(terms, False).number
     # sums: tracks times dimensions; products: tracks times parts; both: times all of them
     assert len(launches) == tracks * dims + tracks * 2 + tracks * dims * 2
     for defines, parts, (_, sides), some_dims in launches:

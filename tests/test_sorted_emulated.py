@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import sortattn
-from sortattn.ops.sorted import api, cuda, quotient, sign
+from sortattn.cuda import launch
+from sortattn.ops.sorted import api, cuda, cuda_walk, quotient, room, sign
 from sortattn.ops.sorted.quotient import _SOURCE as QUOTIENT
+from sortattn.ops.sorted.tracks import tracks_of
 
 from .cases import BOX, CASES
 from .emulation.emulator import AVAILABLE, EmulatedKernel
@@ -32,8 +34,8 @@ KERNELS = {
 @pytest.fixture
 def emulated(monkeypatch):
     """Sends sorted calls on CPU tensors through the code for GPUs, a small one with emulated kernels."""
-    monkeypatch.setattr(cuda, "Kernel", EmulatedKernel)
-    monkeypatch.setattr(cuda, "_device", lambda device: cuda._Device(1, 50 << 20, 227 << 10))
+    monkeypatch.setattr(launch, "Kernel", EmulatedKernel)
+    monkeypatch.setattr(room, "device", lambda device: room.Device(1, 50 << 20, 227 << 10))
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     for user in (api, sign):
         monkeypatch.setattr(user, "walker", lambda device: cuda)
@@ -90,7 +92,7 @@ SHAPES = {
 def test_sums_and_gradients_match_the_definition(name, shape, kind, emulated, monkeypatch):
     if kind == "far" and name == "add_riesz":
         pytest.skip("its values grow with the coordinates")
-    monkeypatch.setattr(cuda, "_SHORT", 32)
+    monkeypatch.setattr(cuda_walk, "_SHORT", 32)
     # runs of a track are short, and atomics are used, as without the deterministic mode
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
     given = points(kind, *SHAPES[shape])
@@ -109,6 +111,32 @@ def test_sums_and_gradients_match_the_definition(name, shape, kind, emulated, mo
         assert error < (2e-6 if part in ("output", "value") else 1e-5), (part, error)
 
 
+@pytest.mark.parametrize("kind", ["normal", "ties", "zeros", "one sided"])
+def test_rows_of_a_single_node_are_read_once(kind, emulated, monkeypatch):
+    """By blocks of warps that hand their sums on; with more stretches than warps, and masked keys."""
+    entries = []
+
+    class Listed(EmulatedKernel):
+        def __init__(self, source, entry, defines=()):
+            entries.append(entry)
+            super().__init__(source, entry, defines)
+
+    monkeypatch.setattr(launch, "Kernel", Listed)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    query, key, value = points(kind, 1, 300, 1900, 2, 50)
+    if kind == "zeros":
+        query, key = query.relu(), key.relu()
+    if kind == "one sided":
+        query, key = query.abs() + 0.1, key.abs() + 0.1
+    mask = torch.rand(1, 1900, generator=torch.Generator().manual_seed(4)) < 0.7
+    output = sortattn.kernel_attention(query, key, value, "add_riesz", key_mask=mask, backend="sorted")
+    wide = (part.double() for part in (query, key, value))
+    expected = sortattn.kernel_attention(*wide, "add_riesz", key_mask=mask, backend="reference")
+    assert (output - expected).norm() < 1e-6 * expected.norm()
+    assert {"sum_halves", "relay"} <= set(entries)
+    assert "summarise" not in entries
+
+
 @pytest.mark.parametrize("name", ["add_riesz", "add_bump"])
 def test_inputs_of_16_bits_have_gradients_in_their_own_type(name, emulated):
     given = [part.bfloat16() for part in points("normal", 2, 40, 50, 2, 5)]
@@ -125,7 +153,7 @@ def test_inputs_of_16_bits_have_gradients_in_their_own_type(name, emulated):
 
 @pytest.mark.parametrize("name", ["add_bump", "box"])
 def test_a_window_of_many_blocks_is_summed_by_groups_of_them(name, emulated, monkeypatch):
-    monkeypatch.setattr(cuda, "_SHORT", 32)
+    monkeypatch.setattr(cuda_walk, "_SHORT", 32)
     given = points("normal", 1, 70, 12_000, 1, 20)
     expected = outcome(KERNELS[name], given, "reference", torch.float64)
     # the gradient of a value is a sum over the queries, which are few
@@ -151,7 +179,7 @@ def test_rounding_does_not_add_up(name, bandwidth, shift, sizes, emulated, monke
 
 @pytest.mark.parametrize("name", ["add_bump", "learned"])
 def test_heads_that_are_walked_one_after_the_other_are_put_together(name, emulated, monkeypatch):
-    monkeypatch.setattr(cuda, "_WORKSPACE", 0)
+    monkeypatch.setattr(room, "WORKSPACE", 0)
     query, key, value = points("normal", 3, 40, 50, 2, 5)
     mask = torch.rand(3, 50, generator=torch.Generator().manual_seed(4)) < 0.7
     assert len(cuda.groups(query, key, value, KERNELS["add_bump"].terms())) == 3
@@ -184,7 +212,7 @@ def test_a_wide_bandwidth_costs_no_digits_of_a_slope(name, emulated, monkeypatch
 @pytest.mark.parametrize("ordered", [False, True], ids=["atomics", "ordered"])
 @pytest.mark.parametrize("kind", ["normal", "ties", "far"])
 def test_sign_sums_and_their_gradients_match_the_definition(kind, ordered, emulated, monkeypatch):
-    monkeypatch.setattr(cuda, "_SHORT", 32)
+    monkeypatch.setattr(cuda_walk, "_SHORT", 32)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: ordered)
     query, key, value = points(kind, 2, 150, 300, 2, 5)
     weight = torch.randn(2, 150, 5, generator=torch.Generator().manual_seed(3))
@@ -208,7 +236,11 @@ def test_without_atomics_and_in_float64(name, emulated):
         assert (got - wanted).norm() <= 1e-12 * wanted.norm().clamp(min=1e-3)
 
 
-@pytest.mark.parametrize("count", [1, 700, 1500, 17_000], ids=["one", "a_run", "two_keys_a_thread", "merged_runs"])
+@pytest.mark.parametrize(
+    "count",
+    [1, 700, 1500, 4096, 17_000],
+    ids=["one", "a_run", "more_keys_a_thread", "a_full_block", "merged_runs"],
+)
 @pytest.mark.parametrize("kind", ["normal", "ties", "equal", "bfloat16", "far", "no_numbers"])
 def test_lines_are_sorted_and_ties_keep_their_order(kind, count, emulated):
     lines = torch.randn(1, count, 2, generator=torch.Generator().manual_seed(1))
@@ -240,7 +272,7 @@ def test_a_long_line_without_many_ties_is_split_and_not_merged(emulated, monkeyp
             if self.entry != "merge_runs":
                 super().__call__(*arguments, **options)
 
-    monkeypatch.setattr(cuda, "Kernel", Split)
+    monkeypatch.setattr(launch, "Kernel", Split)
     lines = torch.randn(1, 40_000, 2, generator=torch.Generator().manual_seed(1))
     lines[0, 5], lines[0, 17] = lines[0, 30_000], lines[0, 20_000]
     found = cuda.sort_lines(lines)
@@ -257,8 +289,8 @@ def test_a_gpu_with_little_shared_memory_sorts_shorter_stretches(emulated, monke
             sizes.append(shared)
             super().__call__(*arguments, shared=shared)
 
-    monkeypatch.setattr(cuda, "Kernel", Sized)
-    monkeypatch.setattr(cuda, "_device", lambda device: cuda._Device(1, 50 << 20, 99 << 10))
+    monkeypatch.setattr(launch, "Kernel", Sized)
+    monkeypatch.setattr(room, "device", lambda device: room.Device(1, 50 << 20, 99 << 10))
     lines = torch.randn(1, 20_000, 2, generator=torch.Generator().manual_seed(1))
     found = cuda.sort_lines(lines)
     places, order = lines.transpose(1, 2).sort(dim=-1, stable=True)
@@ -322,7 +354,7 @@ def test_rows_begin_where_a_lane_can_load_all_its_channels_at_once(emulated):
     query, key = torch.randn(2, 1, 40, 3).unbind()
     lines = cuda.sort_lines(query), cuda.sort_lines(key)
     terms = sortattn.KERNELS["add_riesz"].terms()
-    walk = cuda._Walk(cuda._tracks(terms, False), *lines, value, None, 1.0)
+    walk = cuda_walk.Walk(tracks_of(terms, False), *lines, value, None, 1.0)
     assert value.data_ptr() % 16
     assert walk.rows.data_ptr() % 16 == 0
     assert torch.equal(walk.rows, value)

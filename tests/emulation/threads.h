@@ -168,6 +168,7 @@ template <typename T, typename U> T atomicExch(T *place, U x) {
 }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(unsigned x) { return __builtin_ffs(int(x)); }
+inline int __clz(unsigned x) { return x ? __builtin_clz(x) : 32; }
 template <typename To, typename From> To reinterpret(From x) {
     To result;
     std::memcpy(&result, &x, sizeof result);
@@ -177,6 +178,7 @@ inline float __int_as_float(int x) { return reinterpret<float>(x); }
 inline float __uint_as_float(unsigned x) { return reinterpret<float>(x); }
 inline unsigned __float_as_uint(float x) { return reinterpret<unsigned>(x); }
 inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 template <typename T> T min(T a, T b) { return b < a ? b : a; }
 template <typename T> T max(T a, T b) { return a < b ? b : a; }

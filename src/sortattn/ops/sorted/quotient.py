@@ -41,7 +41,20 @@ def _quotient(sums: Tensor, total: Tensor, unfit: Tensor, floor: float) -> Tenso
     each = number // unfit.shape[1]
     if not sums.is_cuda:
         return sums * (_poison(unfit, each, sums) * reciprocal(total, floor))[..., None]
-    rows = torch.empty(sums.shape, dtype=sums.dtype, device=sums.device)
+    return _divide(sums, total, unfit, floor, torch.empty(sums.shape, dtype=sums.dtype, device=sums.device))
+
+
+def _quotient_alone(sums: Tensor, total: Tensor, unfit: Tensor, floor: float) -> Tensor:
+    """The same where nobody asks for a gradient: the sums are nobody else's, and the rows take their place."""
+    if not sums.is_cuda or not sums.is_contiguous():
+        return _quotient(sums, total, unfit, floor)
+    return _divide(sums, total.contiguous(), unfit, floor, sums)
+
+
+def _divide(sums: Tensor, total: Tensor, unfit: Tensor, floor: float, rows: Tensor) -> Tensor:
+    """Fills the rows on a GPU."""
+    problems, number, channels = sums.shape
+    each = number // unfit.shape[1]
     if sums.stride(2) != 1 or sums.stride(0) != number * sums.stride(1):
         sums = sums.contiguous()
     if rows.numel():
@@ -114,7 +127,7 @@ def _backward(ctx, grad):
 
 quotient.register_autograd(_backward, setup_context=_setup)
 
-quotient_directly = direct(quotient, _quotient, _setup, _backward)
+quotient_directly = direct(quotient, _quotient, _setup, _backward, _quotient_alone)
 
 
 @unfit.register_vmap

@@ -8,12 +8,11 @@
 // few digits, as those of bfloat16, the run is sorted digit by digit instead. Equal keys keep their order either way,
 // but for those of a stretch that is sorted by digits, which is why it may be refused.
 //
-// Macros: ITEMS (keys of a thread).
+// Macros: THREADS (of a block that sorts, at least DIGITS), ITEMS (keys of a thread).
 
 typedef long long index_t;
 typedef unsigned int word;
 
-constexpr int THREADS = 1024;
 constexpr int WARPS = THREADS / 32;
 constexpr int BITS = 8;
 constexpr int DIGITS = 1 << BITS;
@@ -21,11 +20,12 @@ constexpr unsigned ALL = 0xffffffffu;
 // the longest run that a block sorts
 constexpr int RUN = THREADS * ITEMS;
 
-// A float as an unsigned integer that sorts alike: its magnitude above or below the middle. What has zeros at the end
-// of a float, as a bfloat16 has, has them here.
+// What is no finite number stands at zero, and there is one zero.
+__device__ inline float clean(float x) { return x - x == 0.0f ? x + 0.0f : 0.0f; }
+
+// A clean float as an unsigned integer that sorts alike: its magnitude above or below the middle. What has zeros at the
+// end of a float, as a bfloat16 has, has them here.
 __device__ inline word pattern(float x) {
-    // -0.0 ties with 0.0, and what is no finite number stands at zero
-    x = x - x == 0.0f ? x + 0.0f : 0.0f;
     word bits = __float_as_uint(x);
     return bits & 0x80000000u ? 0u - bits : bits ^ 0x80000000u;
 }
@@ -46,10 +46,18 @@ __device__ inline unsigned peers_of(word digit) {
     return same;
 }
 
-// pieces of the approximate distribution
-constexpr int CELLS = 1024;
-// keys of a bucket, at most
-constexpr int CROWD = 48;
+// pieces of the approximate distribution, one a thread
+constexpr int CELLS = THREADS;
+// keys of a bucket, at most: a warp sees so many to either side
+constexpr int CROWD = 32;
+// of an index in a run: set for the first key of a bucket
+constexpr unsigned FIRST = 0x8000;
+static_assert(RUN <= int(FIRST), "an index has fifteen bits");
+
+// Numbers of neighbouring buckets, read and written at a time.
+struct alignas(ITEMS < 8 ? 2 * ITEMS : 16) Counts {
+    unsigned short at[ITEMS];
+};
 
 // The sum over all threads before, in a block; `totals` has room for WARPS numbers.
 __device__ inline int sum_before(int mine, int *totals) {
@@ -62,129 +70,176 @@ __device__ inline int sum_before(int mine, int *totals) {
     if (lane == 31) totals[warp] = sum;
     __syncthreads();
     if (warp == 0) {
-        int total = totals[lane], all = total;
+        int total = lane < WARPS ? totals[lane] : 0, all = total;
 #pragma unroll
         for (int offset = 1; offset < 32; offset <<= 1) {
             int other = __shfl_up_sync(ALL, all, offset);
             if (lane >= offset) all += other;
         }
-        totals[lane] = all - total;
+        if (lane < WARPS) totals[lane] = all - total;
     }
     __syncthreads();
     return totals[warp] + sum - mine;
 }
 
-// Which bucket a key belongs to; monotone.
+// Which bucket a key belongs to; monotone. Numbers are converted by adding 2^23, whose last bit is one: conversions
+// take four times as long as sums.
 struct Buckets {
+    static constexpr float UNIT = 8388608.0f;
+    static constexpr word UNIT_BITS = 0x4b000000u;
     float low, scale;
-    // of every cell: the first bucket and how many there are, packed
-    const int2 *cells;
+    // of every cell: the first bucket, and how many there are above the lower sixteen bits
+    const word *cells;
 
     // in cells; rounded alike wherever it is computed
     __device__ float where(float x) const { return __fmul_rn(x - low, scale); }
-    __device__ int cell(float x) const { return min(int(where(x)), CELLS - 1); }
+    // the closest cell, as a float that is UNIT more
+    __device__ static float closest(float where) { return __fadd_rn(where, UNIT); }
+    __device__ static int integer(float more) { return int(__float_as_uint(more) - UNIT_BITS); }
     __device__ int operator()(float x) const {
-        int c = cell(x);
-        int2 here = cells[c];
-        return here.x + min(int(__fmul_rn(__fsub_rn(where(x), float(c)), float(here.y))), here.y - 1);
+        float w = where(x), more = closest(w);
+        word here = cells[integer(more)];
+        int some = here >> 16;
+        float share = w - (more - UNIT), width = __uint_as_float(UNIT_BITS | word(some)) - UNIT;
+        // from -1/2 to some - 1/2
+        float within = share * width + (0.5f * width - 0.5f);
+        return int(here & 0xffff) + max(min(integer(within + UNIT), some - 1), 0);
     }
 };
 
 // Sort `number` keys of a run by buckets, key n being that of the point `point(n)`; returns false, having done nothing,
 // if a bucket is crowded.
-template <typename F> __device__ bool sort_by_buckets(const word (&key)[ITEMS], int number, char *shared, int *order,
+template <typename F> __device__ bool sort_by_buckets(const float (&key)[ITEMS], int number, char *shared, int *order,
                                                       float *places, F point) {
-    word *keys = reinterpret_cast<word *>(shared);
+    float *keys = reinterpret_cast<float *>(shared);
     unsigned short *indices = reinterpret_cast<unsigned short *>(keys + RUN);
     // the number of keys in every bucket, then those in the buckets before; two in a word
     word *counts = reinterpret_cast<word *>(indices + RUN);
     unsigned short *starts = reinterpret_cast<unsigned short *>(counts);
-    int2 *cells = reinterpret_cast<int2 *>(counts + RUN / 2);
+    word *cells = counts + RUN / 2;
     int *totals = reinterpret_cast<int *>(cells + CELLS);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, start = warp * 32 * ITEMS + lane;
 
-    // as patterns compare like the numbers
-    word least = ALL, most = 0;
+    float least = key[0], most = key[0];
 #pragma unroll
-    for (int i = 0; i < ITEMS; i++) {
-        if (start + i * 32 < number) least = min(least, key[i]), most = max(most, key[i]);
+    for (int i = 1; i < ITEMS; i++) {
+        if (start + i * 32 < number) least = fminf(least, key[i]), most = fmaxf(most, key[i]);
     }
-    least = __reduce_min_sync(ALL, least), most = __reduce_max_sync(ALL, most);
-    if (lane == 0) keys[warp] = least, keys[WARPS + warp] = most;
-    for (int i = threadIdx.x; i < RUN / 2; i += THREADS) counts[i] = 0;
-    for (int i = threadIdx.x; i < CELLS; i += THREADS) cells[i] = {0, 0};
+    // of patterns, which a warp finds at a time
+    word *ends = counts;
+    bool any = start < number;
+    word low = __reduce_min_sync(ALL, any ? pattern(least) : ALL),
+         high = __reduce_max_sync(ALL, any ? pattern(most) : 0);
+    if (lane == 0) ends[warp] = low, ends[WARPS + warp] = high;
+    cells[threadIdx.x] = 0;
     __syncthreads();
-    least = __reduce_min_sync(ALL, keys[lane]), most = __reduce_max_sync(ALL, keys[WARPS + lane]);
-    Buckets bucket = {::number(least), float(CELLS) / (::number(most) - ::number(least)), cells};
+    least = ::number(__reduce_min_sync(ALL, ends[lane % WARPS]));
+    most = ::number(__reduce_max_sync(ALL, ends[WARPS + lane % WARPS]));
+    Buckets bucket = {least, float(CELLS - 1) / (most - least), cells};
     // all keys equal, or too far apart for a float
     if (!(bucket.scale > 0.0f && bucket.scale < 1e30f)) return false;
 
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
-        if (start + i * 32 < number) atomicAdd(&cells[bucket.cell(::number(key[i]))].y, 1);
+        // of keys that are not there none is counted
+        bool there = start + i * 32 < number;
+        float x = there ? key[i] : least;
+        atomicAdd(cells + Buckets::integer(Buckets::closest(bucket.where(x))), there ? 1u : 0u);
+        if (i % 4 == 3) __syncwarp();
     }
     __syncthreads();
-    static_assert(CELLS == THREADS, "a thread has one cell");
-    int before = sum_before(cells[threadIdx.x].y, totals);
-    cells[threadIdx.x].x = before;
+    for (int i = threadIdx.x; i < RUN / 2; i += THREADS) counts[i] = 0;
+    word some = cells[threadIdx.x];
+    cells[threadIdx.x] = some << 16 | word(sum_before(int(some), totals));
     __syncthreads();
 
-    // the bucket of every key, and how many came there before
-    word places_of[ITEMS];
+    // the bucket of every key, and how many came there before; left where the keys will be, as registers are few
+    word *places_of = reinterpret_cast<word *>(keys) + start;
     bool crowded = false;
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
-        if (start + i * 32 < number) {
-            int b = bucket(::number(key[i])), shift = b % 2 * 16;
-            word arrival = atomicAdd(counts + b / 2, 1u << shift) >> shift & 0xffff;
-            crowded = crowded || arrival >= CROWD;
-            places_of[i] = word(b) | arrival << 16;
-        }
+        bool there = start + i * 32 < number;
+        int b = bucket(there ? key[i] : least), shift = b % 2 * 16;
+        word arrival = atomicAdd(counts + b / 2, there ? 1u << shift : 0u) >> shift & 0xffff;
+        crowded = crowded || arrival >= CROWD;
+        places_of[i * 32] = word(b) | arrival << 16;
+        if (i % 4 == 3) __syncwarp();
     }
     if (__syncthreads_or(crowded)) return false;
 
     // a thread has ITEMS neighbouring buckets
+    Counts &mine = reinterpret_cast<Counts *>(starts)[threadIdx.x];
+    Counts here = mine;
     int sum = 0;
 #pragma unroll
-    for (int i = 0; i < ITEMS; i++) sum += starts[threadIdx.x * ITEMS + i];
+    for (int i = 0; i < ITEMS; i++) sum += here.at[i];
     sum = sum_before(sum, totals);
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
-        int here = starts[threadIdx.x * ITEMS + i];
-        starts[threadIdx.x * ITEMS + i] = sum;
-        sum += here;
+        int more = here.at[i];
+        here.at[i] = sum;
+        sum += more;
     }
+    mine = here;
+    word place_of[ITEMS];
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) place_of[i] = places_of[i * 32];
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         int n = start + i * 32;
         if (n < number) {
-            int place = starts[places_of[i] & 0xffff] + (places_of[i] >> 16);
+            word arrival = place_of[i] >> 16;
+            int place = starts[place_of[i] & 0xffff] + arrival;
             keys[place] = key[i];
-            indices[place] = n;
+            indices[place] = arrival ? n : n | FIRST;
         }
     }
     __syncthreads();
-    for (int n = threadIdx.x; n < number; n += THREADS) {
-        word mine = keys[n];
-        int index = point(indices[n]), b = bucket(::number(mine)), place = starts[b];
-        int stop = b + 1 < RUN ? starts[b + 1] : number;
-        for (int m = place, end = stop; m < end; m++) {
-            word other = keys[m];
-            place += other < mine || (other == mine && point(indices[m]) < index);
+    // bit by bit, which of thirty-two neighbours are the first in their bucket; one behind the last key is
+    auto index_at = [&](int n) { return n < number ? word(indices[n]) : FIRST; };
+    int stretch = warp * 32 * ITEMS;
+    unsigned firsts_before = warp ? __ballot_sync(ALL, index_at(stretch - 32 + lane) & FIRST) : 0;
+    word index = index_at(start);
+    unsigned firsts = __ballot_sync(ALL, index & FIRST);
+#pragma unroll 2
+    for (int i = 0; i < ITEMS && stretch + i * 32 < number; i++) {
+        int n = start + i * 32;
+        word next = index_at(n + 32);
+        unsigned firsts_behind = __ballot_sync(ALL, next & FIRST);
+        if (n < number) {
+            // up to this one and from the next on
+            unsigned low = ((unsigned long long)firsts << 32 | firsts_before) >> (lane + 1);
+            unsigned high = ((unsigned long long)firsts_behind << 32 | firsts) >> (lane + 1);
+            int first = n - __clz(low), last = n + __ffs(high), place = first;
+            float mine = keys[n];
+            int own = point(index & (FIRST - 1)), same = 0;
+            const float *other = keys + first, *end = keys + last;
+            // there are two or three
+#pragma unroll 1
+            do {
+                float x = *other++;
+                place += x < mine;
+                same += x == mine;
+            } while (other < end);
+            if (same > 1) {
+#pragma unroll 1
+                for (int m = first; m < last; m++) place += keys[m] == mine && point(indices[m] & (FIRST - 1)) < own;
+            }
+            order[place] = own;
+            places[place] = mine;
         }
-        order[place] = index;
-        places[place] = ::number(mine);
+        firsts_before = firsts, firsts = firsts_behind, index = next;
     }
     return true;
 }
 
 // Whether the first `count` keys have so few digits that two passes sort them.
-__device__ inline bool few_digits(const word (&key)[ITEMS], int count) {
+__device__ inline bool few_digits(const float (&key)[ITEMS], int count) {
     int start = threadIdx.x / 32 * 32 * ITEMS + threadIdx.x % 32;
     bool more = false;
 #pragma unroll
-    for (int i = 0; i < ITEMS; i++) more = more || (start + i * 32 < count && key[i] & 0xffff);
+    for (int i = 0; i < ITEMS; i++) more = more || (start + i * 32 < count && __float_as_uint(key[i]) & 0xffff);
     return !__syncthreads_or(more);
 }
 
@@ -200,14 +255,17 @@ __device__ inline word varying_bits(const word (&key)[ITEMS], int count) {
     some = __reduce_or_sync(ALL, some), all = __reduce_and_sync(ALL, all);
     if (lane == 0) bits[warp] = some, bits[WARPS + warp] = all;
     __syncthreads();
-    return __reduce_or_sync(ALL, bits[lane]) & ~__reduce_and_sync(ALL, bits[WARPS + lane]);
+    return __reduce_or_sync(ALL, bits[lane % WARPS]) & ~__reduce_and_sync(ALL, bits[WARPS + lane % WARPS]);
 }
 
 // Sort the first `count` keys of a run digit by digit, the least significant first, by those that vary; the others sort
 // behind all. A warp owns a stretch of the run and goes through it in order.
-template <typename F>
-__device__ void sort_by_digits(word (&key)[ITEMS], int count, char *shared, int *order, float *places, F point) {
+template <typename F> __device__ void sort_by_digits(const float (&numbers)[ITEMS], int count, char *shared, int *order,
+                                                     float *places, F point) {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    word key[ITEMS];
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) key[i] = warp * 32 * ITEMS + i * 32 + lane < count ? pattern(numbers[i]) : ALL;
     word varying = varying_bits(key, count);
     word *keys = reinterpret_cast<word *>(shared);
     unsigned short *indices = reinterpret_cast<unsigned short *>(keys + RUN);
@@ -284,68 +342,111 @@ __device__ void sort_by_digits(word (&key)[ITEMS], int count, char *shared, int 
     }
 }
 
+// what a sort takes of the shared memory: keys and indices; then counts, cells and totals, or digits of all warps and
+// starts
+constexpr int BUCKET_BYTES = RUN * 2 + CELLS * 4 + WARPS * 4, DIGIT_BYTES = WARPS * DIGITS * 2 + (DIGITS + WARPS) * 4;
+constexpr int SORT_BYTES = RUN * 6 + (BUCKET_BYTES > DIGIT_BYTES ? BUCKET_BYTES : DIGIT_BYTES);
+
 // lines of a block that splits: what it reads of a sector
 constexpr int LINES = 4;
+// points of a block that splits, and keys of a thread that are on their way at a time
+constexpr int SEGMENT = 16384, SOME = 4;
 
 // Put the keys of every dimension of `points (heads, count, dims)` into one of `parts` stretches, with their indices:
-// `pairs (heads * dims, parts, RUN)`, of which there are `sizes (heads * dims, parts)`. They are split at keys of a
-// sample of every line, `sample (heads * dims, sampled)` in order. `sorted` is left zero for lines with too long a
-// stretch and, if equal keys are to keep their order, for those with so many ties in the sample that stretches would be
-// crowded.
-extern "C" __global__ void __launch_bounds__(THREADS)
+// `pairs (heads * dims, parts, RUN)`, of which there are `sizes (heads * dims, parts)`, zero before. They are split at
+// keys of a sample of every line, `sample (heads * dims, sampled)` in order. `sorted`, one before, becomes zero for
+// lines with too long a stretch and, if equal keys are to keep their order, for those with so many ties in the sample
+// that stretches would be crowded.
+extern "C" __global__ void __launch_bounds__(THREADS, 2048 / THREADS)
     split(const float *points, const float *sample, uint2 *pairs, int *sizes, int *sorted, index_t count, index_t dims,
           index_t parts, index_t sampled, index_t stable) {
-    extern __shared__ char shared[];
-    __shared__ int ties[LINES], wrong[LINES];
-    index_t groups = (dims + LINES - 1) / LINES, d = blockIdx.x % groups * LINES + threadIdx.x % LINES;
-    index_t head = blockIdx.x / groups, line = head * dims + d;
+    extern __shared__ __align__(16) char shared[];
+    __shared__ int ties[LINES];
+    index_t segments = (count + SEGMENT - 1) / SEGMENT, groups = (dims + LINES - 1) / LINES;
+    index_t group = blockIdx.x / segments, start = blockIdx.x % segments * SEGMENT;
+    index_t head = group / groups, d = group % groups * LINES + threadIdx.x % LINES, line = head * dims + d;
+    int mine = threadIdx.x % LINES, thread = threadIdx.x / LINES;
+    constexpr int EACH = THREADS / LINES;
+    // of the stretches of every line: the keys of a tile, those in the stretches before, where they go to, and the
+    // first key; then the keys of the tile, in the order of the stretches
+    int *counts = reinterpret_cast<int *>(shared), *befores = counts + LINES * parts, *bases = befores + LINES * parts;
+    float *bounds = reinterpret_cast<float *>(bases + LINES * parts);
+    uint2 *staged = reinterpret_cast<uint2 *>(bounds + LINES * parts);
     bool here = d < dims;
-    int mine = threadIdx.x % LINES;
-    int *cursors = reinterpret_cast<int *>(shared) + mine * parts;
-    float *bounds = reinterpret_cast<float *>(shared) + (LINES + mine) * parts;
-    if (threadIdx.x < LINES) ties[mine] = wrong[mine] = 0;
+    if (threadIdx.x < LINES) ties[mine] = 0;
     __syncthreads();
     if (here) {
         sample += line * sampled;
         int equal = 0;
-        for (index_t i = threadIdx.x / LINES + 1; i < sampled; i += THREADS / LINES)
-            equal += sample[i] == sample[i - 1];
+        for (index_t i = thread + 1; stable && i < sampled; i += EACH) equal += sample[i] == sample[i - 1];
         if (equal) atomicAdd(ties + mine, equal);
-        for (index_t i = threadIdx.x / LINES; i < parts; i += THREADS / LINES) {
-            cursors[i] = 0;
-            bounds[i] = sample[sampled * i / parts];
+        for (index_t i = thread; i < parts; i += EACH) {
+            counts[mine * parts + i] = 0;
+            bounds[mine * parts + i] = sample[sampled * i / parts];
         }
     }
     __syncthreads();
-    here = here && (!stable || 2 * ties[mine] < sampled);
-    if (here) {
-        const float *keys = points + head * count * dims + d;
-        uint2 *to = pairs + line * parts * RUN;
-        bool fits = true;
-#pragma unroll 8
-        for (index_t n = threadIdx.x / LINES; n < count; n += THREADS / LINES) {
-            word key = pattern(keys[n * dims]);
-            float x = number(key);
-            // the last stretch that does not begin behind it
-            int low = 0, high = int(parts) - 1;
-            while (low < high) {
-                int half = (low + high + 1) / 2;
-                if (bounds[half] <= x)
-                    low = half;
-                else
-                    high = half - 1;
-            }
-            int place = atomicAdd(cursors + low, 1);
-            fits = fits && place < RUN;
-            if (place < RUN) to[low * RUN + place] = {key, word(n)};
+    auto crowded = [&](int which) { return stable && 2 * ties[which] >= sampled; };
+    if (here && crowded(mine)) sorted[line] = 0;
+    here = here && !crowded(mine);
+    // another line to write, such that the lanes of a warp have neighbours
+    int other = threadIdx.x / 32 % LINES, writer = threadIdx.x / 32 / LINES * 32 + threadIdx.x % 32;
+    index_t other_line = line - mine + other;
+    bool other_here = d - mine + other < dims && !crowded(other), fits = true;
+    uint2 *to = pairs + other_line * parts * RUN;
+    // the last stretch that does not begin behind
+    auto last_from = [&](const auto *firsts, auto x) {
+        int low = 0, high = int(parts) - 1;
+        while (low < high) {
+            int half = (low + high + 1) / 2;
+            if (firsts[half] <= x)
+                low = half;
+            else
+                high = half - 1;
         }
-        if (!fits) wrong[mine] = 1;
+        return low;
+    };
+    const float *keys = points + (head * count + start + thread) * dims + d;
+    index_t step = EACH * dims;
+    int number_of = int(min(count - start, index_t(SEGMENT)));
+    // those of this thread
+    int some_keys = here ? (number_of - thread + EACH - 1) / EACH : 0;
+    for (int tile = 0; tile * EACH < number_of; tile += SOME) {
+        float key[SOME];
+        word place[SOME];
+#pragma unroll
+        for (int i = 0; i < SOME; i++, keys += step) key[i] = tile + i < some_keys ? clean(*keys) : 0.0f;
+#pragma unroll
+        for (int i = 0; i < SOME; i++) {
+            if (tile + i >= some_keys) continue;
+            int low = last_from(bounds + mine * parts, key[i]);
+            place[i] = word(low) << 16 | word(atomicAdd(counts + mine * parts + low, 1));
+        }
+        __syncthreads();
+        for (index_t i = thread; here && i < parts; i += EACH) {
+            int before = 0, some = counts[mine * parts + i];
+            for (index_t k = 0; k < i; k++) before += counts[mine * parts + k];
+            befores[mine * parts + i] = before;
+            if (some) bases[mine * parts + i] = atomicAdd(sizes + line * parts + i, some);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < SOME; i++) {
+            if (tile + i >= some_keys) continue;
+            int at = befores[mine * parts + (place[i] >> 16)] + int(place[i] & 0xffff);
+            staged[mine * SOME * EACH + at] = {__float_as_uint(key[i]), word(start) + (tile + i) * EACH + thread};
+        }
+        for (index_t i = thread; here && i < parts; i += EACH) counts[mine * parts + i] = 0;
+        __syncthreads();
+        int total = other_here ? min(SOME * EACH, number_of - tile * EACH) : 0;
+        for (int i = writer; i < total; i += EACH) {
+            int low = last_from(befores + other * parts, i);
+            int at = bases[other * parts + low] + i - befores[other * parts + low];
+            fits = fits && at < RUN;
+            if (at < RUN) to[low * RUN + at] = staged[other * SOME * EACH + i];
+        }
     }
-    __syncthreads();
-    if (here) {
-        for (index_t i = threadIdx.x / LINES; i < parts; i += THREADS / LINES) sizes[line * parts + i] = cursors[i];
-    }
-    if (threadIdx.x < LINES && d < dims) sorted[line] = here && !wrong[mine];
+    if (!fits) sorted[other_line] = 0;
 }
 
 // Sort the stretches of every line, where they are in `pairs`; if equal keys are to keep their order, `sorted` becomes
@@ -353,16 +454,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     sort_parts(const uint2 *pairs, const int *sizes, int *sorted, int *order, float *places, index_t count,
                index_t parts, index_t stable) {
-    extern __shared__ char shared[];
+    extern __shared__ __align__(16) char shared[];
     index_t line = blockIdx.x / parts, part = blockIdx.x % parts, first = line * count;
     if (!sorted[line]) return;
     for (int i = 0; i < part; i++) first += sizes[line * parts + i];
     int number_of = sizes[blockIdx.x];
     pairs += blockIdx.x * RUN;
     int start = threadIdx.x / 32 * 32 * ITEMS + threadIdx.x % 32;
-    word key[ITEMS];
+    float key[ITEMS];
 #pragma unroll
-    for (int i = 0; i < ITEMS; i++) key[i] = start + i * 32 < number_of ? pairs[start + i * 32].x : ALL;
+    for (int i = 0; i < ITEMS; i++) {
+        int n = start + i * 32;
+        key[i] = n < number_of ? __uint_as_float(pairs[n].x) : 0.0f;
+    }
     order += first, places += first;
     auto point = [&](int n) { return int(pairs[n].y); };
     // digits leave equal keys in the order that they have in a stretch, which is none
@@ -376,25 +480,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 // Sort every dimension of `points (heads, count, dims)` in runs of RUN: `order` and `places (heads, dims, count)` hold
 // the indices and the coordinates, in order run by run. Lines that are `sorted`, if not null, are left alone.
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     sort_runs(const float *points, int *order, float *places, const int *sorted, index_t count, index_t dims,
               index_t runs) {
-    extern __shared__ char shared[];
-    index_t line = blockIdx.x % (gridDim.x / runs), first = blockIdx.x / (gridDim.x / runs) * RUN;
+    extern __shared__ __align__(16) char shared[];
+    // neighbouring blocks read neighbouring dimensions: what one leaves of a sector the next finds in the cache
+    index_t blocks = gridDim.x / runs, line = blockIdx.x % blocks, first = blockIdx.x / blocks * RUN;
     if (sorted && sorted[line]) return;
     int number_of = int(min(count - first, index_t(RUN)));
-    // neighbouring blocks read neighbouring dimensions: what one leaves of a sector the next finds in the cache
     points += (line / dims * count + first) * dims + line % dims;
     order += line * count + first;
     places += line * count + first;
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    word key[ITEMS];
+    int start = threadIdx.x / 32 * 32 * ITEMS + threadIdx.x % 32;
+    float key[ITEMS];
+    auto load = [&](auto there) {
 #pragma unroll
-    for (int i = 0; i < ITEMS; i++) {
-        int n = warp * 32 * ITEMS + i * 32 + lane;
-        // what is missing in the last run sorts behind all there is
-        key[i] = n < number_of ? pattern(points[n * dims]) : ALL;
-    }
+        for (int i = 0; i < ITEMS; i++) key[i] = there(i) ? points[(start + i * 32) * dims] : 0.0f;
+#pragma unroll
+        for (int i = 0; i < ITEMS; i++) key[i] = clean(key[i]);
+    };
+    // without a branch for each, all of them are on their way at a time
+    if (number_of == RUN)
+        load([](int) { return true; });
+    else
+        load([&](int i) { return start + i * 32 < number_of; });
     auto point = [&](int n) { return int(first) + n; };
     if (!few_digits(key, number_of) && sort_by_buckets(key, number_of, shared, order, places, point)) return;
     sort_by_digits(key, number_of, shared, order, places, point);

@@ -1,0 +1,111 @@
+"""Argsorts of many lines on NVIDIA GPUs, see sort.cu."""
+
+import functools
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...cuda import launch
+from . import room
+
+SOURCE = Path(__file__).with_name("sort.cu")
+# threads of a block that sorts and keys of each: small blocks, of which a multiprocessor has several, as a block waits
+# for its slowest thread more than once; at most sixteen thousand keys, if there is shared memory for them
+SORTERS = ((256, 4), (256, 8), (256, 16), (512, 16), (1024, 16))
+# places that a block merges; lines and points that one splits, and how many of these a thread has at a time; as in
+# sort.cu
+_MERGED, _SPLIT, _SEGMENT, _SOME = 2048, 4, 16384, 4
+# of a stretch of a long line, how much is filled on average, and how many keys of a sample it has: with as many, none
+# is too long but for ties
+_FILLED, _SAMPLED = 0.7, 350
+# indices and coordinates
+_PAIR = (torch.int32, torch.float32)
+
+
+class Lines(NamedTuple):
+    """Sorted coordinates `(P, D, N)`, and the indices of the points they belong to."""
+
+    places: Tensor
+    order: Tensor
+    # as they were, `(P, N, D)`
+    points: Tensor
+
+
+def sort_lines(points: Tensor) -> Lines:
+    """Every dimension of `points (P, N, D)` in order."""
+    problems, count, dims = points.shape
+    order = torch.empty(problems, dims, count, dtype=torch.int32, device=points.device)
+    places = torch.empty(order.shape, dtype=points.dtype, device=points.device)
+    # a short line is sorted in shared memory, a long one needs room for its stretches
+    short = points.dtype == torch.float32 and count <= math.prod(_sorter(count, room.device(points.device).shared))
+    each = 0 if short else 4 * points.element_size() * count * dims
+    for some in room.groups(problems, each, max(room.WORKSPACE // 4, points.numel() * points.element_size())):
+        if points.dtype == torch.float32 and points.numel():
+            _launch_sort(points[some], order[some], places[some])
+            continue
+        # what is no finite number stands at zero, as in the kernels; adding zero turns -0.0 into 0.0
+        lines = points[some].nan_to_num(0.0, 0.0, 0.0).add_(0.0).transpose(1, 2).contiguous()
+        places[some], order[some] = lines.sort(dim=-1, stable=True)
+    return Lines(places, order, points)
+
+
+# next to a short call it takes its time
+@functools.lru_cache(maxsize=256)
+def _sorter(count: int, shared: int) -> tuple[int, int]:
+    """Of `SORTERS`, the smallest block for so many keys, or the largest that there is shared memory for."""
+    fitting = [sorter for sorter in SORTERS if _sort_bytes(*sorter) <= shared]
+    return next((sorter for sorter in fitting if count <= math.prod(sorter)), fitting[-1])
+
+
+def _sort_bytes(threads: int, items: int) -> int:
+    """The shared memory of a block that sorts, as in sort.cu."""
+    length, warps = threads * items, threads // 32
+    return length * 6 + max(length * 2 + threads * 4 + warps * 4, warps * 256 * 2 + (256 + warps) * 4)
+
+
+def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
+    heads, count, dims = points.shape
+    threads, items = _sorter(count, room.device(points.device).shared)
+    length, shared = threads * items, _sort_bytes(threads, items)
+    runs = math.ceil(count / length)
+    defines = (("THREADS", threads), ("ITEMS", items))
+    with torch.cuda.device(points.device):
+        if runs == 1:
+            launch.Kernel(SOURCE, "sort_runs", defines)(
+                (heads * dims,), threads, points, order, places, None, count, dims, 1, shared=shared
+            )
+            return
+        # for the sake of bitwise equal sums equal keys keep their order, which takes merges where there are many
+        stable = int(torch.are_deterministic_algorithms_enabled())
+        parts = math.ceil(count / (_FILLED * length))
+        sample = points[:, :: math.ceil(count / min(length, _SAMPLED * parts))].contiguous()
+        shape = (heads, dims, sample.shape[1])
+        indices, bounds = (torch.empty(shape, dtype=dtype, device=points.device) for dtype in _PAIR)
+        _launch_sort(sample, indices, bounds)
+        pairs = torch.empty(heads * dims * parts, length, 2, dtype=torch.int32, device=points.device)
+        sizes = torch.zeros(heads * dims * parts, dtype=torch.int32, device=points.device)
+        done = torch.ones(heads * dims, dtype=torch.int32, device=points.device)
+        launch.Kernel(SOURCE, "split", defines)(
+            (heads * math.ceil(dims / _SPLIT) * math.ceil(count / _SEGMENT),), threads, points, bounds, pairs, sizes,
+            done, count, dims, parts, sample.shape[1], stable, shared=16 * parts * _SPLIT + 8 * threads * _SOME,
+        )  # fmt: skip
+        launch.Kernel(SOURCE, "sort_parts", defines)(
+            (heads * dims * parts,), threads, pairs, sizes, done, order, places, count, parts, stable, shared=shared
+        )
+        # for lines that are not sorted yet, runs and merged ones take turns in two pairs of buffers, such that the last
+        # one is the result
+        other = [part.view(dtype)[: order.numel()] for part, dtype in zip(pairs.view(2, -1), _PAIR, strict=True)]
+        here, there = (order, places), other
+        if math.ceil(math.log2(runs)) % 2:
+            here, there = there, here
+        launch.Kernel(SOURCE, "sort_runs", defines)(
+            (heads * dims * runs,), threads, points, *here, done, count, dims, runs, shared=shared
+        )
+        while length < count:
+            grid = (heads * dims * math.ceil(count / _MERGED),)
+            launch.Kernel(SOURCE, "merge_runs", defines)(grid, 256, *here, *there, done, count, length)
+            here, there = there, here
+            length *= 2

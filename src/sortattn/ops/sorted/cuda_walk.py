@@ -1,0 +1,249 @@
+"""The walker of walk.cu, launched for heads, blocks of channels and both sides."""
+
+import functools
+import itertools
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...cuda import launch
+from ...cuda.compile import Defines
+from . import cuda_relay, room
+from .cuda_sort import Lines
+from .lines import Bandwidth
+from .tracks import GROUP, Tracks
+
+SOURCE = Path(__file__).with_name("walk.cu")
+_REALS = {torch.float32: "float", torch.float64: "double"}
+# of a block that sums moments, as in walk.cu
+_WARPS = 4
+# rows that a warp has on their way at a time
+_CHUNK = 8
+# sorted targets that one warp walks, at least
+_SHORT = 128
+# sources of a short line
+_FEW = 512
+# warps of a multiprocessor that walk at a time
+_RESIDENT = 24
+# of the second-level cache, what the rows may take that are read and written at random: as it holds some of them twice,
+# less is faster (a walk of 16,384 targets takes 4.46 ms instead of 4.85 with twice the share); a compact kernel has
+# twice as much, as its runs take longer to begin
+_SHARE = 0.3
+# rows that are summed at a time
+_STEP = 128
+
+
+class Walk:
+    """A sum of rows `(P, N, C)` for targets."""
+
+    def __init__(
+        self,
+        tracks: Tracks,
+        sources: Lines,
+        targets: Lines,
+        rows: Tensor,
+        extra: Tensor | None,
+        bandwidth: Bandwidth,
+    ):
+        self.tracks, self.sources, self.targets = tracks, sources, targets
+        self.width = width_of(rows.shape[2], rows.dtype)
+        self.rows, self.extra = self.padded(rows), extra
+        fixed = isinstance(bandwidth, float)
+        self.bandwidth, self.tau = (None, bandwidth) if fixed else (bandwidth.contiguous(), 0.0)
+        self.problems, self.count, self.stride = self.rows.shape
+        self.dims, self.number = targets.order.shape[1:]
+        self.parts = self.stride // self.width
+
+    def padded(self, rows: Tensor) -> Tensor:
+        """Rows with as many channels as warps take together, at an address that 16 divides, as they load so much."""
+        missing = -rows.shape[2] % self.width
+        if missing:
+            return torch.nn.functional.pad(rows, (0, missing))
+        rows = rows.contiguous()
+        return rows.clone() if rows.data_ptr() % 16 else rows
+
+    def moments(self, tracks: Tracks, defines: Defines) -> Tensor:
+        """Those of blocks of sources, and of all before them, see walk.cu."""
+        blocks, table = math.ceil(self.count / tracks.block), self.table(tracks)
+        everything, shape = self.problems * tracks.number * self.dims, (tracks.number, self.count, self.dims)
+        size = self.problems * tracks.number * tracks.moments(self.count, self.dims, self.width, self.stride)
+        moments = torch.empty(size, dtype=self.rows.dtype, device=self.rows.device)
+        launch.Kernel(SOURCE, "summarise", defines)(
+            (math.ceil(everything * blocks / _WARPS), self.parts), 32 * _WARPS, *self.sources[:2], self.rows,
+            self.extra, table, self.bandwidth, self.tau, moments, everything, *shape, self.stride, tracks.mirrored,
+        )  # fmt: skip
+        jobs = everything * (math.ceil(blocks / GROUP) if tracks.compact else 1 + tracks.both)
+        launch.Kernel(SOURCE, "accumulate", defines)(
+            (math.ceil(jobs / _WARPS), self.parts), 32 * _WARPS, *self.sources[:2], table, self.bandwidth, self.tau,
+            moments, everything, *shape, tracks.mirrored,
+        )  # fmt: skip
+        return moments
+
+    def begin(self, constant: float, out: Tensor, out_extra: Tensor) -> Tensor:
+        """Fills what the sums are added to: with zeros, or the kernel's constant for every source and dimension.
+
+        Returns the rows, which are others than `out` if these have fewer channels than warps take.
+        """
+        if out.shape[2] != self.stride:
+            out = self.empty(self.number, self.stride)
+        constant *= self.dims
+        if not constant:
+            out_extra.zero_()
+            return out.zero_()
+        out.copy_(constant * _column_sums(self.rows))
+        if self.extra is None:
+            out_extra.fill_(constant * self.count)
+        else:
+            out_extra.copy_(constant * self.extra.sum(1, keepdim=True))
+        return out
+
+    def table(self, tracks: Tracks) -> Tensor:
+        """Their numbers, where the kernels read them."""
+        return _table(tracks.tables, self.rows.device)
+
+    def empty(self, *shape: int) -> Tensor:
+        """Room for sums of all heads."""
+        return self.rows.new_empty(self.problems, *shape)
+
+    def run(
+        self,
+        out: Tensor | None,
+        out_extra: Tensor | None,
+        others: Tensor | None,
+        other_extra: Tensor | None,
+        products: Tensor | None,
+    ) -> None:
+        """Walk along all lines, with what is added to and multiplied with as in walk.cu."""
+        if not (self.problems and self.number and self.count and self.dims and self.stride):
+            return
+        ordered = torch.are_deterministic_algorithms_enabled()
+        # without atomics a target has one warp at a time: track by track; sums also dimension by dimension, and inner
+        # products one block of channels after the other
+        tracks = 1 if ordered else self.tracks.number
+        dims = 1 if ordered and out is not None else self.dims
+        parts = 1 if ordered and products is not None else self.parts
+        runs = self._runs(tracks, dims)
+        length = max(_SHORT, math.ceil(self.number / runs / 32) * 32)
+        # a walk of a whole track from its beginning needs no moments, unless sources above count
+        whole = length >= self.number and not self.tracks.both
+        defines = defines_of(
+            self.tracks,
+            self.rows.dtype,
+            self.width,
+            parts=self.parts,
+            added=out is not None,
+            multiplied=products is not None,
+            ordered=ordered,
+            passing=not self.tracks.compact and self.head() > room.device(self.rows.device).cache,
+        )
+        outputs = (out, out_extra, others, other_extra, products)
+        with torch.cuda.device(self.rows.device):
+            if products is None and not ordered and cuda_relay.serves(self):
+                cuda_relay.run(self, defines, out, out_extra)
+                return
+            for i in range(self.tracks.number) if ordered else (None,):
+                self._run(i, defines, whole, length, dims, parts, outputs)
+
+    def _run(self, i, defines, whole, length, some_dims, some_parts, outputs) -> None:
+        """All tracks, or only track i."""
+        tracks = self.tracks if i is None else self.tracks.only(i)
+        number, flags = tracks.number, (tracks.mirrored, tracks.closed, tracks.negated)
+        heads, runs = self.problems, math.ceil(self.number / length)
+        table = self.table(tracks)
+        moments = None if whole else self.moments(tracks, defines)
+        for first, part in itertools.product(range(0, self.dims, some_dims), range(0, self.parts, some_parts)):
+            launch.Kernel(SOURCE, "walk", defines)(
+                (heads * number * some_dims * runs, some_parts), 32, *self.sources[:2], *self.targets[:2], self.rows,
+                self.extra, table, self.bandwidth, self.tau, moments, *outputs, heads, number, self.count, self.number,
+                self.dims, *flags, length, first, some_dims, part,
+            )  # fmt: skip
+
+    def head(self) -> int:
+        """Bytes of the rows of one head and one block of channels, which are read and written at random."""
+        return (self.count + self.number) * self.width * self.rows.element_size()
+
+    def _runs(self, tracks: int, dims: int) -> int:
+        """Into how many runs of targets a track is cut: as few as keep the GPU busy and its cache large enough."""
+        processors, cache, _ = room.device(self.rows.device)
+        warps = processors * _RESIDENT
+        # warps of one head and one run of every track; of the halves of a line each has half the targets
+        together = dims * (1 if self.tracks.folded else tracks)
+        runs = warps / (together * self.problems * self.parts)
+        # rows of the heads that are walked at a time
+        head = self.head()
+        heads = min(warps / together, self.problems)
+        if heads * head > cache:
+            share = 2 * _SHARE if self.tracks.compact else _SHARE
+            runs = max(runs, warps * head / (share * cache * together))
+        # of a short line, one that is not quite enough is better than the moments that a second one needs
+        return max(1, round(runs) if self.count <= _FEW else math.ceil(runs))
+
+
+def _column_sums(rows: Tensor) -> Tensor:
+    """The sums `(P, 1, C)` of rows `(P, N, C)`; by steps, as torch takes twice the room of the rows to sum so many."""
+    even = rows.shape[1] // _STEP * _STEP
+    steps = rows[:, :even].unflatten(1, (-1, _STEP)).sum(2)
+    return steps.sum(1, keepdim=True) + rows[:, even:].sum(1, keepdim=True)
+
+
+@functools.lru_cache(maxsize=256)
+def defines_of(
+    tracks: Tracks,
+    dtype: torch.dtype,
+    width: int,
+    *,
+    added: bool,
+    multiplied: bool,
+    ordered: bool,
+    parts: int = 1,
+    passing: bool = False,
+) -> Defines:
+    # shared memory: lists of sources and targets, the side, and the rows of targets
+    places = (32 * (1 + tracks.halves) if tracks.nodes == 1 else 64 * tracks.nodes) + 2 * _CHUNK
+    each = places * (
+        8 if dtype.itemsize * tracks.sums == 4 else 16 * math.ceil((dtype.itemsize * tracks.sums + 4) / 16)
+    )
+    each += (
+        33 * 16 * (1 + tracks.sums) + tracks.nodes * (tracks.sums + 3) * 8 + 32 * width * dtype.itemsize * multiplied
+    )
+    if each > 48 << 10:
+        raise RuntimeError(f"the sorted backend has no room for {tracks.nodes} nodes on a GPU; use backend='tiled'")
+    return (
+        ("REAL", _REALS[dtype]),
+        ("VEC", width // 32),
+        ("PARTS", parts),
+        ("NODES", tracks.nodes),
+        ("POWERS", tracks.powers),
+        ("HALVES", int(tracks.halves)),
+        ("RATE", int(tracks.rate)),
+        ("BOTH", int(tracks.both)),
+        ("COMPACT", int(tracks.compact)),
+        ("FOLDED", tracks.folded),
+        ("PRODUCTS", int(multiplied and not added)),
+        ("SLOPES", int(multiplied and added)),
+        ("ORDERED", int(ordered)),
+        ("CHUNK", _CHUNK),
+        ("PASSING", int(passing)),
+        ("RESIDENT", _resident(tracks, added, multiplied)),
+    )
+
+
+def _resident(tracks: Tracks, added: bool, multiplied: bool) -> int:
+    """Warps of a multiprocessor: fewer, where they need more registers."""
+    if tracks.both and multiplied:
+        return 16
+    return _RESIDENT - 4 * (tracks.nodes > 2) - 4 * (added and multiplied)
+
+
+def width_of(channels: int, dtype: torch.dtype) -> int:
+    """Channels that a warp takes: 32, 64 or 128."""
+    if channels <= 32:
+        return 32
+    return 64 if channels <= 64 or dtype == torch.float64 else 128
+
+
+@functools.lru_cache(maxsize=256)
+def _table(tables: tuple[tuple[float, ...], ...], device: torch.device) -> Tensor:
+    return torch.tensor(tables, dtype=torch.float64, device=device)

@@ -1,0 +1,360 @@
+// The walk along whole tracks by blocks of warps, for sides with a single node: every row of a source is read once.
+//
+// A stretch is thirty-two neighbouring sources of a track. A warp brings their rows into shared memory and sums them;
+// what it is given from the stretches before it hands on with its own sums, and then writes the targets among its
+// sources. So the sums go from warp to warp as a baton does, always in the same order, while rows of the next stretches
+// are on their way. All warps of a block are there at a time, so each of them gets its turn.
+//
+// The walk of a folded line begins with all sources as if they were at zero, but negative: `sum_halves` sums their
+// rows. Those at zero, which give nothing, are on both halves with half a share.
+//
+// Macros: those of track.cu, CREW (warps of a block) and TEAMS (blocks of a multiprocessor).
+
+#include "track.cu"
+
+static_assert(NODES == 1 && !BOTH && !COMPACT && !RATE && !HALVES && FOLDED >= 0 && ADDED && !SLOPES && !ORDERED,
+              "sums of polynomials of sources below, where no tie counts half");
+
+// ---- what comes before
+
+// of a block: sources at a time, and dimensions; of one of its threads: channels, and dimensions
+constexpr int TILE = 32, DIMS = 64, FOUR = 4, EIGHT = 8;
+// threads with the same dimensions, of which the last one has the extra scalar; all; and those that read
+constexpr int COLUMNS = WIDTH / FOUR + 1, SUMMERS = COLUMNS * DIMS / EIGHT, READERS = WIDTH / FOUR * DIMS / EIGHT;
+
+struct alignas(FOUR * sizeof(real)) Four {
+    real at[FOUR];
+};
+
+// The sums of all rows whose coordinates are above zero, and below: `totals (channel blocks, heads, chunks, 2, dims,
+// WIDTH + 1)`. A chunk has every so manieth source: neighbours are often alike, and their sums large.
+extern "C" __global__ void __launch_bounds__(SUMMERS, 3)
+    sum_halves(const real *points, const real *rows, const real *weights, real *totals, index_t heads, index_t count,
+               index_t dims, index_t chunks) {
+    alignas(sizeof(Four)) __shared__ real values[TILE][COLUMNS * FOUR];
+    // of those above zero one, of those below none
+    alignas(sizeof(Four)) __shared__ real shares[TILE][DIMS];
+    index_t groups = (dims + DIMS - 1) / DIMS, first_dim = blockIdx.x % groups * DIMS;
+    index_t chunk = blockIdx.x / groups % chunks, p = blockIdx.x / groups / chunks;
+    int column = threadIdx.x % COLUMNS * FOUR, row = threadIdx.x / COLUMNS * EIGHT;
+    Scalars scalars(weights, p * count);
+    // what a thread reads of the next tile, on its way while one is summed: coordinates of one dimension, a part of
+    // some rows, and one scalar
+    constexpr int POINTS = TILE * DIMS / READERS, ROWS = TILE * WIDTH / FOUR / READERS;
+    int d = threadIdx.x % DIMS, n = threadIdx.x / DIMS;
+    int quad = threadIdx.x % (WIDTH / FOUR), m = threadIdx.x / (WIDTH / FOUR);
+    bool reads = threadIdx.x < READERS;
+    const real *point = points + (p * count + chunk + n * chunks) * dims + first_dim + d;
+    const real *part = rows + (p * count + chunk + m * chunks) * STRIDE + blockIdx.y * WIDTH + quad * FOUR;
+    index_t point_step = TILE / POINTS * chunks * dims, part_step = TILE / ROWS * chunks * STRIDE;
+    real next_points[POINTS], next_scalar;
+    Four next_rows[ROWS];
+    int some = int((count - chunk + chunks - 1) / chunks);
+    auto fetch = [&](int first) {
+#pragma unroll
+        for (int k = 0; k < POINTS; k++, point += point_step) {
+            bool there = reads && first + n + k * (TILE / POINTS) < some && first_dim + d < dims;
+            next_points[k] = there ? *point : real(0);
+        }
+#pragma unroll
+        for (int k = 0; k < ROWS; k++, part += part_step) {
+            next_rows[k] = {};
+            if (reads && first + m + k * (TILE / ROWS) < some) next_rows[k] = *reinterpret_cast<const Four *>(part);
+        }
+        int i = first + int(threadIdx.x);
+        next_scalar = threadIdx.x < TILE && i < some ? scalars[int(chunk + i * chunks)] : real(0);
+    };
+    // a thread's sums over a tile, of those above zero and, last, of all; and over all tiles, by steps, as rounding
+    // would add up
+    __shared__ real sums[EIGHT + 1][FOUR][SUMMERS];
+    real sum[EIGHT + 1][FOUR];
+#pragma unroll
+    for (int i = 0; i <= EIGHT; i++) {
+#pragma unroll
+        for (int k = 0; k < FOUR; k++) sums[i][k][threadIdx.x] = sum[i][k] = real(0);
+    }
+    fetch(0);
+    for (int first = 0; first < some; first += TILE) {
+        __syncthreads();
+        if (reads) {
+#pragma unroll
+            for (int k = 0; k < POINTS; k++) {
+                // what is no finite number stands at zero
+                real x = next_points[k] - next_points[k] == real(0) ? next_points[k] : real(0);
+                shares[n + k * (TILE / POINTS)][d] = x > real(0) ? real(1) : x < real(0) ? real(0) : real(0.5);
+            }
+#pragma unroll
+            for (int k = 0; k < ROWS; k++) {
+                *reinterpret_cast<Four *>(&values[m + k * (TILE / ROWS)][quad * FOUR]) = next_rows[k];
+            }
+            if (threadIdx.x < TILE) *reinterpret_cast<Four *>(&values[threadIdx.x][WIDTH]) = {next_scalar};
+        }
+        __syncthreads();
+        fetch(first + TILE);
+#pragma unroll 4
+        for (int n = 0; n < TILE; n++) {
+#pragma unroll
+            for (int k = 0; k < FOUR; k++) {
+                real x = values[n][column + k];
+#pragma unroll
+                for (int i = 0; i < EIGHT; i++) sum[i][k] += shares[n][row + i] * x;
+                sum[EIGHT][k] += x;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i <= EIGHT; i++) {
+#pragma unroll
+            for (int k = 0; k < FOUR; k++) {
+                sums[i][k][threadIdx.x] += sum[i][k];
+                sum[i][k] = real(0);
+            }
+        }
+    }
+    totals += ((blockIdx.y * heads + p) * chunks + chunk) * 2 * dims * (WIDTH + 1);
+#pragma unroll
+    for (int i = 0; i < EIGHT; i++) {
+#pragma unroll
+        for (int k = 0; k < FOUR; k++) {
+            index_t line = first_dim + row + i;
+            if (line >= dims || column + k > WIDTH) continue;
+            real above = sums[i][k][threadIdx.x];
+            totals[line * (WIDTH + 1) + column + k] = above;
+            totals[(dims + line) * (WIDTH + 1) + column + k] = sums[EIGHT][k][threadIdx.x] - above;
+        }
+    }
+}
+
+// ---- the walk
+
+// What is handed on: the sums of all sources before, around the first one of the last stretch; and whose turn it is.
+struct Baton {
+    double at[SUMS][VEC][32];
+    double extra[SUMS];
+    int turn;
+};
+
+struct alignas(SUMS % 2 ? sizeof(real) : 2 * sizeof(real)) Weights {
+    real at[SUMS];
+};
+
+// What a warp has: rows of its sources, and lists of targets and of what sources give to each of the sums.
+struct alignas(16) Station {
+    Row rows[32 * 32];
+    Target targets[32];
+    Weights weights[32];
+};
+
+// Rows that lanes want, one each, on their way to shared memory, sixteen bytes at a time.
+__device__ inline void bring(Row *rows, const Rows &from, int index, int lane) {
+    constexpr int BYTES = sizeof(Row) * 32, PIECES = BYTES / 16;
+    const char *start = reinterpret_cast<const char *>(from.start - lane * VEC) + lane % PIECES * 16;
+    char *to = reinterpret_cast<char *>(rows) + lane * 16;
+#pragma unroll
+    for (int i = 0; i < 32; i += 32 / PIECES, to += 512) {
+        int which = __shfl_sync(ALL, index, i + lane / PIECES);
+        const char *piece = start + index_t(unsigned(which)) * (STRIDE * sizeof(real));
+#ifdef __CUDA_ARCH__
+        unsigned place = unsigned(__cvta_generic_to_shared(to));
+#if PASSING
+        asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(place), "l"(piece),
+                     "l"(passing())
+                     : "memory");
+#else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(place), "l"(piece) : "memory");
+#endif
+#else
+        for (int k = 0; k < 4; k++) reinterpret_cast<int *>(to)[k] = reinterpret_cast<const int *>(piece)[k];
+#endif
+    }
+}
+__device__ inline void wait_for_rows() {
+#ifdef __CUDA_ARCH__
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+    __syncwarp();
+}
+
+// Sum the sources for the targets of whole tracks; arguments as in walk.cu, with the `totals` of a folded line.
+extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
+    relay(const real *source_places, const int *source_order, const real *target_places, const int *target_order,
+          const real *rows, const real *weights, const double *table, const double *taus, double tau,
+          const real *totals, index_t chunks, real *out, real *out_extra, index_t heads, index_t sides, index_t count,
+          index_t number, index_t dims, index_t mirrored, index_t closed) {
+    extern __shared__ __align__(16) char shared[];
+    __shared__ Baton baton;
+    // where the targets of stretches end: one for each warp, and the one before
+    __shared__ int ends[2][CREW];
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    Station &mine = reinterpret_cast<Station *>(shared)[warp];
+    index_t channels = blockIdx.y, d = blockIdx.x % dims, side_number = blockIdx.x / dims % sides,
+            p = blockIdx.x / dims / sides;
+    bool flipped = mirrored >> side_number & 1;
+    Rows source_rows(rows + p * count * STRIDE + channels * WIDTH, lane);
+    Rows output_rows(out + p * number * STRIDE + channels * WIDTH, lane);
+    Scalars scalars(weights, p * count);
+    out_extra += p * number;
+    Side side;
+    side.read(table + side_number * TABLE, taus ? taus[p] : tau, closed >> side_number & 1);
+    Line source_line(source_places, source_order, p * dims + d, count, flipped);
+    Line target_line(target_places, target_order, p * dims + d, number, flipped);
+    if (FOLDED) {
+        source_line.keep_half(true, lane);
+        target_line.keep_half(false, lane);
+    }
+    if (threadIdx.x == 0) baton.turn = 0;
+    __syncthreads();
+    int stretches = (source_line.count + 31) / 32;
+
+    // the sources of the next stretch, and the first one of the stretch before it, on their way while one is walked
+    real next_t, next_before;
+    int next_source;
+    auto fetch = [&](int stretch) {
+        int i = stretch * 32 + lane;
+        next_t = i < source_line.count ? source_line.place(i) : infinity();
+        next_source = i < source_line.count ? source_line.index(i) : 0;
+        next_before = stretch && stretch < stretches ? source_line.place((stretch - 1) * 32) : real(0);
+    };
+    fetch(warp);
+    // where the targets of the next stretches of this warp end, found lane by lane
+    int found = 0;
+    for (int stretch = warp; stretch < stretches; stretch += CREW) {
+        int some = min(32, source_line.count - stretch * 32), turn = stretch / CREW;
+        bool there = lane < some, last = stretch + 1 == stretches;
+        real t = next_t, origin = __shfl_sync(ALL, t, 0);
+        int source = next_source;
+        double distance = double(origin) - double(next_before);
+        bring(mine.rows, source_rows, source, lane);
+        real scalar = there ? scalars[source] : real(0);
+        if (turn % 32 == 0) {
+            real final = source_line.place(min((stretch + lane * CREW) * 32 + 31, source_line.count - 1));
+            int low = 0, high = target_line.count;
+            while (low < high) {
+                int half = (low + high) / 2;
+                if (side.passed(0, side.closed, target_line.place(half), final))
+                    high = half;
+                else
+                    low = half + 1;
+            }
+            found = low;
+            __syncwarp();
+        }
+        // those that have not passed the last source
+        int end = last ? target_line.count : __shfl_sync(ALL, found, turn % 32);
+        if (lane == 0) ends[turn % 2][warp] = end;
+        real weight[SUMS], extras[SUMS];
+        real share = !there ? real(0) : FOLDED && t == real(0) ? real(0.5) : real(1);
+        side.weights(0, there ? origin - t - side.node[0] : real(0), weight, share, real(0));
+#pragma unroll
+        for (int l = 0; l < SUMS; l++) {
+            mine.weights[lane].at[l] = weight[l];
+            extras[l] = scan(scalar * weight[l], lane);
+        }
+        fetch(stretch + CREW);
+        wait_for_rows();
+        Numbers<real> sum;
+        sum.clear();
+#pragma unroll 8
+        for (int i = 0; i < 32; i++) sum.add_row(mine.weights[i].at, mine.rows[i * 32 + lane]);
+#pragma unroll
+        for (int l = 0; l < SUMS; l++) sum.extra[l] = __shfl_sync(ALL, extras[l], 31);
+
+        Numbers<double> state;
+        state.clear();
+        if (FOLDED && !stretch) {
+            const real *total =
+                totals + (channels * heads + p) * chunks * 2 * dims * (WIDTH + 1) + (flipped * dims + d) * (WIDTH + 1);
+            real constant[SUMS];
+            side.weights(0, origin - side.node[0], constant, real(1), real(0));
+            double all[VEC] = {}, extra = 0.0;
+            for (index_t chunk = 0; chunk < chunks; chunk++, total += 2 * dims * (WIDTH + 1)) {
+#pragma unroll
+                for (int c = 0; c < VEC; c++) all[c] += double(total[lane * VEC + c]);
+                extra += double(total[WIDTH]);
+            }
+#pragma unroll
+            for (int l = 0; l < SUMS; l++) state.mix(l, all, extra, -double(constant[l]));
+        }
+        // The baton is taken and handed on. What a warp writes to shared memory is seen in that order: a fence, which
+        // waits for sums on their way to global memory as well, takes 0.3 ms of 5.
+        while (__any_sync(ALL, *static_cast<volatile int *>(&baton.turn) != stretch)) {
+        }
+        if (stretch) {
+#pragma unroll
+            for (int l = 0; l < SUMS; l++) {
+#pragma unroll
+                for (int c = 0; c < VEC; c++) state.at[l][c] = static_cast<volatile double *>(baton.at[l][c])[lane];
+                state.extra[l] = static_cast<volatile double *>(baton.extra)[l];
+            }
+            move_state(state, distance, side.rate);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int l = 0; l < SUMS; l++) {
+#pragma unroll
+            for (int c = 0; c < VEC; c++) {
+                static_cast<volatile double *>(baton.at[l][c])[lane] = state.at[l][c] + double(sum.at[l][c]);
+            }
+            if (lane == 0) static_cast<volatile double *>(baton.extra)[l] = state.extra[l] + double(sum.extra[l]);
+        }
+        __syncwarp();
+        if (lane == 0) *static_cast<volatile int *>(&baton.turn) = stretch + 1;
+        int before = stretch - 1;
+        int at = stretch ? static_cast<volatile int *>(ends[before / CREW % 2])[before % CREW] : 0;
+
+        Numbers<real> base, local;
+        base.clear(), local.clear();
+        base.add_rows(state);
+#pragma unroll
+        for (int l = 0; l < SUMS; l++) {
+#pragma unroll
+            // through a shuffle, as the compiler would convert it for every target again
+            for (int c = 0; c < VEC; c++) base.at[l][c] = __shfl_sync(ALL, base.at[l][c], lane);
+        }
+        Cursor<Row> next_row(mine.rows, lane);
+        Cursor<Weights> next_weights(mine.weights, 0);
+        int passed = 0;
+        for (; at < end; at += 32) {
+            bool wanted = at + lane < end;
+            real s = wanted ? target_line.place(at + lane) : infinity();
+            int target = wanted ? target_line.index(at + lane) : 0;
+            int rank = count_before(t, [&](real t) { return side.passed(0, side.closed, s, t); });
+            real factor[SUMS], slope[SUMS], extra = real(0);
+            side.factors(wanted ? s - origin : real(0), factor, slope, real(1));
+#pragma unroll
+            for (int l = 0; l < SUMS; l++) {
+                // beyond the last source of a folded line the kernel is constant
+                if (FOLDED && last && rank == some && l > 0) factor[l] = real(0);
+                real part = __shfl_sync(ALL, extras[l], max(rank - 1, 0));
+                extra += factor[l] * (real(state.extra[l]) + (rank ? part : real(0)));
+                mine.targets[lane].weight[l] = factor[l];
+            }
+            mine.targets[lane].index = target;
+            mine.targets[lane].after = rank;
+            __syncwarp();
+            Cursor<Target> next(mine.targets, 0), stop(mine.targets, min(end - at, 32));
+            while (next.before(stop)) {
+                Target to = next.here();
+                next.step(1);
+#pragma unroll 1
+                for (; passed < to.after; passed++) {
+                    local.add_row(next_weights.here().at, next_row.here());
+                    next_weights.step(1);
+                    next_row.step(32);
+                }
+                real numbers[VEC];
+#pragma unroll
+                for (int l = 0; l < SUMS; l++) {
+#pragma unroll
+                    for (int c = 0; c < VEC; c++) {
+                        real x = base.at[l][c] + local.at[l][c];
+                        numbers[c] = l == 0 ? x : numbers[c] + to.weight[l] * x;
+                    }
+                }
+                add_to(*output_rows.at(to.index), numbers);
+            }
+            __syncwarp();
+            if (wanted && channels == 0) add_to(out_extra + target, extra);
+        }
+        __syncwarp();
+    }
+}

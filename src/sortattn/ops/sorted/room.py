@@ -1,0 +1,32 @@
+"""What a GPU has, and how many heads there is room for at a time."""
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+
+# bytes of work space that is always to be had: heads of a few thousand points fill a GPU only if there are many of them
+WORKSPACE = 512 << 20
+
+
+class Device(NamedTuple):
+    """The number of multiprocessors, and the bytes of the second-level cache and of the shared memory of a block."""
+
+    processors: int
+    cache: int
+    shared: int
+
+
+@functools.lru_cache
+def device(device: torch.device) -> Device:
+    properties = torch.cuda.get_device_properties(device)
+    return Device(properties.multi_processor_count, properties.L2_cache_size, properties.shared_memory_per_block_optin)
+
+
+def groups(problems: int, size: int, room: int) -> list[slice]:
+    """As many heads at a time as there is room for, of `size` bytes each, and at least one."""
+    together = max(1, room // max(size, 1))
+    # all alike, as a small one would leave the GPU half empty
+    together = math.ceil(problems / math.ceil(problems / together)) if problems else 1
+    return [slice(first, min(first + together, problems)) for first in range(0, max(problems, 1), together)]

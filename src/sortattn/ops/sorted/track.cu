@@ -1,0 +1,556 @@
+// What all kernels have in common that go along tracks, see walk.cu: points, sides of a kernel, sums and lists.
+//
+// Macros: REAL and VEC (channels of a lane), PARTS (of the channels, each for a warp), NODES and POWERS (coefficients
+// of a polynomial), HALVES (ties count half), RATE (whether there is an exponential), BOTH (sources above count too),
+// COMPACT, FOLDED (0, or 1 and -1 as in `Terms`), PRODUCTS (inner products instead of scattered sums), SLOPES
+// (scattered sums, and inner products with their derivatives), ORDERED (no atomics: one dimension of a head and one
+// track at a time), CHUNK (rows that a lane has on their way at a time), PASSING (rows that are read leave the
+// second-level cache first), RESIDENT (warps of a multiprocessor that walk).
+
+typedef REAL real;
+typedef long long index_t;
+
+constexpr unsigned ALL = 0xffffffffu;
+constexpr int WIDTH = 32 * VEC;
+// channels of a row
+constexpr index_t STRIDE = index_t(PARTS) * WIDTH;
+// of a block that sums moments; one that walks has a single warp, as some walks take longer than others
+constexpr int WARPS = 4;
+// sources of a block of `summarise`; fewer, where runs begin with more than one of them
+constexpr int BLOCK = BOTH || COMPACT ? 128 : 256;
+// blocks whose moments are on their way at a time, of a warp that goes along a track
+constexpr int AHEAD = 4;
+// rows that are on their way at a time where a walk begins: registers are free there
+constexpr int DEEP = 16;
+// blocks of a group, whose moments are summed where only a window counts
+constexpr int GROUP = 16;
+// a compact window with at most so many sources is summed one by one
+constexpr int FEW = 32;
+// the sums of a compact kernel are begun afresh after so many widths of its support, before rounding adds up
+constexpr int FAR = 1;
+// those of sources above after so many e-folds: they lose the digits that e^(2 REACH) has, and more with a polynomial
+constexpr int REACH = POWERS > 1 ? 1 : 2;
+// the polynomials' sums for a target: below, and with BOTH above
+constexpr int SUMS = POWERS * (BOTH ? 2 : 1);
+// numbers that describe one side of a block: moments of every channel and of the extra scalar
+constexpr int HALF = POWERS * (WIDTH + 1);
+// and all of them
+constexpr int SIZE = SUMS * (WIDTH + 1);
+// numbers that describe a track: nodes, coefficients below and above, rate
+constexpr int TABLE = NODES + NODES * SUMS + 1;
+static_assert(!BOTH || (NODES == 1 && !COMPACT && !FOLDED), "sources above are those of a single node at zero");
+static_assert(!RATE || (NODES == 1 && !COMPACT && !FOLDED), "an exponential is that of a single node at zero");
+static_assert(RATE || !BOTH || !SLOPES, "without an exponential both sides have no slope");
+// places of the walk on the line of sources: one for every node, or one with ties and one without
+constexpr int KEPT = NODES * (HALVES ? 2 : 1);
+// those of node j: without ties, and with them
+__device__ constexpr int strict(int j) { return HALVES ? 2 * j + 1 : j; }
+__device__ constexpr int loose(int j) { return HALVES ? 2 * j : j; }
+constexpr bool ADDED = !PRODUCTS, MULTIPLIED = PRODUCTS || SLOPES;
+constexpr int EACH_NODE = HALVES ? 2 : 1;
+constexpr int NEVER = 0x7fffffff;
+// targets of a batch whose ties are settled one by one
+constexpr int SETTLED = 4;
+// sources of a node that a batch may have, in thirty-twos: those of one node may be much denser than those of another
+constexpr int SPREAD = NODES > 1 ? 4 : 1;
+// sources of a batch
+constexpr int LIST = NODES > 1 ? 64 * NODES : 32 * KEPT;
+
+template <int N> struct Int {
+    static constexpr int value = N;
+};
+
+__device__ constexpr double binomial(int n, int k) {
+    double result = 1.0;
+    for (int i = 0; i < k; i++) result = result * (n - i) / (i + 1);
+    return result;
+}
+
+__device__ inline real infinity() { return real(__int_as_float(0x7f800000)); }
+
+// without __CUDA_ARCH__ this is a test on a CPU
+__device__ inline float exponential(float x) {
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+    return y;
+#else
+    return exp(x);
+#endif
+}
+__device__ inline double exponential(double x) { return exp(x); }
+
+struct alignas(VEC * sizeof(real)) Row {
+    real at[VEC];
+};
+
+// How many of the first of `count` items hold, where those that do come first; all lanes search together.
+template <typename F> __device__ int count_first(int count, int lane, F holds) {
+    int low = 0, high = count;
+    while (low < high) {
+        int step = (high - low + 31) / 32, probe = low + (lane + 1) * step - 1;
+        int whole = __popc(__ballot_sync(ALL, probe < high && holds(probe)));
+        high = min(high, low + (whole + 1) * step - 1);
+        low = min(low + whole * step, high);
+    }
+    return low;
+}
+
+// The sorted points of a track.
+struct Line {
+    const real *places;
+    const int *order;
+    int count, step;
+
+    __device__ Line(const real *places, const int *order, index_t line, index_t count, bool mirrored)
+        : places(places + line * count), order(order + line * count), count(int(count)), step(mirrored ? -1 : 1) {
+        if (mirrored) skip(1 - this->count, this->count);
+    }
+    __device__ void skip(int some, int left) { places += some * step, order += some * step, count = left; }
+    __device__ int index(int i) const { return order[i * step]; }
+    __device__ real place(int i) const { return step < 0 ? -places[i * step] : places[i * step]; }
+    // of a folded line, what lies above zero, or there too
+    __device__ void keep_half(bool zero, int lane) {
+        int some = count_first(count, lane, [&](int i) { return zero ? place(i) < real(0) : place(i) <= real(0); });
+        skip(some, count - some);
+    }
+};
+
+// A side of the kernel: H(u - x_j) b_j(u - x_j) e^(-rate (u - x_j)), summed over the nodes j; with BOTH, of the only
+// node at zero the other side too.
+struct Side {
+    real node[NODES];
+    // what rounding took from the nodes
+    real rest[NODES];
+    real below[NODES][POWERS];
+    real above[POWERS];
+    // with an exponential, the coefficients of the derivative by s
+    real slope_below[POWERS];
+    real slope_above[POWERS];
+    real rate;
+    // whether a tie counts
+    bool closed;
+
+    // table: nodes, coefficients, rate; all for a bandwidth of one
+    __device__ void read(const double *table, double tau, bool ties) {
+        closed = ties;
+#pragma unroll
+        for (int j = 0; j < NODES; j++) {
+            node[j] = real(table[j] * tau);
+            rest[j] = real(table[j] * tau - double(node[j]));
+            double scale = 1.0;
+#pragma unroll
+            for (int i = 0; i < POWERS; i++, scale /= tau) {
+                below[j][i] = real(table[NODES + j * POWERS + i] * scale);
+                if (BOTH) above[i] = real(table[NODES + POWERS + i] * scale);
+                if (RATE) {
+                    // here and not from what is rounded: of p' - rate p little may be left
+                    slope_below[i] = real(derivative(table + NODES, i, table[TABLE - 1]) * scale / tau);
+                    slope_above[i] =
+                        BOTH ? real(-derivative(table + NODES + POWERS, i, table[TABLE - 1]) * scale / tau) : real(0);
+                }
+            }
+        }
+        rate = real(table[TABLE - 1] / tau);
+    }
+
+    // the sign of s - t - x_j, which rounding must not decide where the two sides of the node differ
+    __device__ real beyond(int j, real s, real t) const {
+        real u = s - t, beyond = u - node[j];
+        if (HALVES && sizeof(real) == 4 && beyond == real(0)) {
+            // what the difference has lost, which no rounding touches
+            real minus_t = u - s, lost = (s - (u - minus_t)) - (t + minus_t);
+            beyond = lost - rest[j];
+        }
+        return beyond;
+    }
+    // whether a source at t counts for a target at s, at node j
+    __device__ bool passed(int j, bool closed, real s, real t) const {
+        real u = beyond(j, s, t);
+        return u > real(0) || (closed && u == real(0));
+    }
+    // the kernel itself, where there is no exponential
+    __device__ real value(real s, real t) const {
+        real sum = real(0);
+#pragma unroll
+        for (int j = 0; j < NODES; j++) {
+            real z = s - t - node[j], u = beyond(j, s, t), term = below[j][POWERS - 1];
+#pragma unroll
+            for (int i = POWERS - 2; i >= 0; i--) term = term * z + below[j][i];
+            real share = u > real(0) ? real(1) : u < real(0) ? real(0) : HALVES ? real(0.5) : real(closed);
+            sum += share * term;
+        }
+        return sum;
+    }
+    // its derivative
+    __device__ real slope(real s, real t) const {
+        real sum = real(0);
+#pragma unroll
+        for (int j = 0; j < NODES; j++) {
+            real z = s - t - node[j], u = beyond(j, s, t), term = real(0);
+#pragma unroll
+            for (int i = POWERS - 1; i >= 1; i--) term = term * z + real(i) * below[j][i];
+            real share = u > real(0) ? real(1) : u < real(0) ? real(0) : real(0.5);
+            sum += share * term;
+        }
+        return sum;
+    }
+    // what a source at z below the origin gives to the sums, and at -z above it to those above, with shares
+    __device__ void weights(int j, real z, real (&weight)[SUMS], real share_below, real share_above) const {
+        weigh(below[j], z, weight, share_below);
+        if (BOTH) weigh(above, -z, weight + (SUMS - POWERS), share_above);
+    }
+    // what each of the sums gives to a target at y above the origin, with a share, and the derivative of that
+    __device__ void factors(real y, real (&factor)[SUMS], real (&slope)[SUMS], real share) const {
+#pragma unroll
+        for (int half = 0; half < SUMS; half += POWERS) {
+            real sign = half ? real(-1) : real(1), fading = fade(sign * y, share);
+            if (RATE) {
+                expand(half ? above : below[0], sign * y, factor + half, fading);
+                expand(half ? slope_above : slope_below, sign * y, slope + half, fading);
+            } else {
+                raise(sign * y, factor + half, fading);
+#pragma unroll
+                for (int l = 0; l < POWERS; l++) slope[half + l] = l ? sign * real(l) * factor[half + l - 1] : real(0);
+            }
+        }
+    }
+
+  private:
+    // coefficient i of p' - rate p
+    __device__ static double derivative(const double *coefficients, int i, double rate) {
+        return (i + 1 < POWERS ? (i + 1) * coefficients[i + 1] : 0.0) - rate * coefficients[i];
+    }
+    // e^(-rate z), which may be infinite for what has no share
+    __device__ real fade(real z, real share) const {
+        return share == real(0) ? real(0) : RATE ? share * exponential(-rate * z) : share;
+    }
+    __device__ void weigh(const real (&coefficients)[POWERS], real z, real *weight, real share) const {
+        if (RATE)
+            raise(z, weight, fade(z, share));
+        else
+            expand(coefficients, z, weight, share);
+    }
+    // z^l, times what fades
+    __device__ static void raise(real z, real *weight, real fading) {
+#pragma unroll
+        for (int l = 0; l < POWERS; l++, fading *= z) weight[l] = fading;
+    }
+    // the factors of y^l of a polynomial at z + y, times what fades
+    __device__ static void expand(const real (&coefficients)[POWERS], real z, real *weight, real fading) {
+#pragma unroll
+        for (int l = 0; l < POWERS; l++) {
+            real sum = coefficients[POWERS - 1] * real(binomial(POWERS - 1, l));
+#pragma unroll
+            for (int i = POWERS - 2; i >= l; i--) sum = sum * z + coefficients[i] * real(binomial(i, l));
+            // so far away that the polynomial may overflow
+            weight[l] = fading == real(0) ? real(0) : sum * fading;
+        }
+    }
+};
+
+// SUMS numbers, or those of one side, for each channel of a lane and for the extra scalar.
+template <typename T, int COUNT = SUMS> struct Numbers {
+    T at[COUNT][VEC];
+    T extra[COUNT];
+
+    __device__ void clear() {
+#pragma unroll
+        for (int l = 0; l < COUNT; l++) clear(l);
+    }
+    __device__ void clear(int l) {
+#pragma unroll
+        for (int c = 0; c < VEC; c++) at[l][c] = T(0);
+        extra[l] = T(0);
+    }
+    __device__ void add_row(const real (&weight)[COUNT], const Row &row) {
+#pragma unroll
+        for (int l = 0; l < COUNT; l++) {
+#pragma unroll
+            for (int c = 0; c < VEC; c++) at[l][c] += weight[l] * T(row.at[c]);
+        }
+    }
+    template <typename S> __device__ void add_rows(const Numbers<S, COUNT> &other) {
+#pragma unroll
+        for (int l = 0; l < COUNT; l++) {
+#pragma unroll
+            for (int c = 0; c < VEC; c++) at[l][c] += T(other.at[l][c]);
+        }
+    }
+    // at[to] += factor * from
+    __device__ void mix(int to, const T (&from)[VEC], T from_extra, T factor) {
+#pragma unroll
+        for (int c = 0; c < VEC; c++) at[to][c] += factor * from[c];
+        extra[to] += factor * from_extra;
+    }
+    __device__ void scale(int l, T factor) {
+#pragma unroll
+        for (int c = 0; c < VEC; c++) at[l][c] *= factor;
+        extra[l] *= factor;
+    }
+    __device__ void load(const real *place, int lane) {
+#pragma unroll
+        for (int l = 0; l < COUNT; l++) {
+#pragma unroll
+            for (int c = 0; c < VEC; c++) at[l][c] = place[l * (WIDTH + 1) + c * 32 + lane];
+            extra[l] = place[l * (WIDTH + 1) + WIDTH];
+        }
+    }
+    __device__ void store(real *place, int lane) const {
+#pragma unroll
+        for (int l = 0; l < COUNT; l++) {
+#pragma unroll
+            for (int c = 0; c < VEC; c++) place[l * (WIDTH + 1) + c * 32 + lane] = real(at[l][c]);
+            if (lane == 0) place[l * (WIDTH + 1) + WIDTH] = real(extra[l]);
+        }
+    }
+};
+
+// Move the origin up by `distance`: of moments sum z^k e^(-rate z) v of sources at z below it, or of factors of
+// y^l e^(-rate y) of targets at y above it; those from FIRST on.
+template <bool MOMENTS, int FIRST, int COUNT>
+__device__ inline void move_side(Numbers<double, COUNT> &numbers, double distance, double rate) {
+    constexpr int STEP = MOMENTS ? -1 : 1, START = MOMENTS ? POWERS - 1 : 0;
+    double decay = RATE ? exp(-rate * distance) : 1.0;
+#pragma unroll
+    for (int n = 0; n < POWERS; n++) {
+        int to = START + n * STEP;
+        double power = 1.0;
+#pragma unroll
+        for (int i = 1; i < POWERS - n; i++) {
+            int from = to + i * STEP;
+            power *= distance;
+            numbers.mix(FIRST + to, numbers.at[FIRST + from], numbers.extra[FIRST + from],
+                        power * binomial(MOMENTS ? to : from, MOMENTS ? from : to));
+        }
+        if (RATE) numbers.scale(FIRST + to, decay);
+    }
+}
+// What the walk keeps: with an exponential moments, as the coefficients of the slope are others than those of the sum
+// and little may be left of them; without one factors, as every node has coefficients of its own.
+__device__ inline void move_state(Numbers<double> &state, double distance, double rate) {
+    move_side<RATE, 0>(state, distance, rate);
+    if (BOTH) move_side<RATE, SUMS - POWERS>(state, -distance, rate);
+}
+
+#if defined __CUDA_ARCH__ && PASSING
+// For rows of sources of a long head: those of targets, which are added to, had better stay in the second-level cache.
+__device__ inline unsigned long long passing() {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+#endif
+
+// Rows of a head as one lane sees them, from `start` on. The compiler would add up the parts of an address for every
+// row again, so it is not told what the start is made of.
+struct Rows {
+    const real *start;
+
+    __device__ Rows(const real *first, int lane) : start(first + lane * VEC) {
+#ifdef __CUDA_ARCH__
+        asm("cvta.to.global.u64 %0, %0;" : "+l"(start));
+#endif
+    }
+    __device__ Row *at(int index) const {
+        const real *place = start + index_t(unsigned(index)) * STRIDE;
+#ifdef __CUDA_ARCH__
+        return static_cast<Row *>(__cvta_global_to_generic(reinterpret_cast<unsigned long long>(place)));
+#else
+        return reinterpret_cast<Row *>(const_cast<real *>(place));
+#endif
+    }
+    __device__ Row load(int index) const {
+#if defined __CUDA_ARCH__ && PASSING
+        if constexpr (sizeof(real) == 4 && VEC == 2) {
+            float2 row;
+            asm volatile("ld.global.L2::cache_hint.v2.f32 {%0, %1}, [%2], %3;"
+                         : "=f"(row.x), "=f"(row.y)
+                         : "l"(at(index)), "l"(passing()));
+            return {real(row.x), real(row.y)};
+        }
+#endif
+        return *at(index);
+    }
+};
+
+// A place in a list in shared memory; its address is kept, as the compiler would make it anew for every item.
+template <typename T> struct Cursor {
+#ifdef __CUDA_ARCH__
+    unsigned place;
+
+    __device__ Cursor(T *list, int first) : place(unsigned(__cvta_generic_to_shared(list + first))) {
+        asm("" : "+r"(place));
+    }
+    __device__ T &here() const { return *static_cast<T *>(__cvta_shared_to_generic(place)); }
+    __device__ void step(int some) { place += some * unsigned(sizeof(T)); }
+#else
+    T *place;
+
+    Cursor(T *list, int first) : place(list + first) {}
+    T &here() const { return *place; }
+    void step(int some) { place += some; }
+#endif
+    __device__ bool before(const Cursor &other) const { return place < other.place; }
+};
+
+// The extra scalars of a head: all one, if there are none.
+struct Scalars {
+    const real *start;
+
+    __device__ Scalars(const real *scalars, index_t first) : start(scalars ? scalars + first : nullptr) {}
+    __device__ real operator[](int index) const { return start ? start[index] : real(1); }
+};
+
+template <typename T> __device__ inline T sum_lanes(T x) {
+#pragma unroll
+    for (int offset = 16; offset; offset >>= 1) x += __shfl_xor_sync(ALL, x, offset);
+    return x;
+}
+
+// A source of a list, with what it gives to each of the sums.
+struct alignas(sizeof(real) == 4 && SUMS == 1 ? 8 : 16) Source {
+    real weight[SUMS];
+    int index;
+};
+
+// Lane by lane, how many of the 32 numbers held by the lanes come before: `before(number)` is true for the first ones.
+template <typename T, typename F> __device__ inline int count_before(T numbers, F before) {
+    int count = 0;
+#pragma unroll
+    for (int step = 16; step; step >>= 1) {
+        if (before(__shfl_sync(ALL, numbers, count + step - 1))) count += step;
+    }
+    return count + (before(__shfl_sync(ALL, numbers, count)) ? 1 : 0);
+}
+
+// The sums over the lanes up to and including each.
+__device__ inline real scan(real x, int lane) {
+#pragma unroll
+    for (int offset = 1; offset < 32; offset <<= 1) {
+        real other = __shfl_up_sync(ALL, x, offset);
+        if (lane >= offset) x += other;
+    }
+    return x;
+}
+
+// A target of a list, with what each of the sums gives to it.
+struct alignas(16) Target {
+    real weight[SUMS];
+#if SLOPES
+    // the derivative by y
+    real slope[SUMS];
+#endif
+    int index;
+    // the sources of the list that the target behind it has passed
+    int after;
+};
+
+__device__ inline void add_to(Row &row, const real (&sum)[VEC]) {
+    real *place = row.at;
+#if ORDERED
+#pragma unroll
+    for (int c = 0; c < VEC; c++) place[c] += sum[c];
+#else
+#if __CUDA_ARCH__ >= 900
+    if constexpr (sizeof(real) == 4 && VEC == 2) {
+        asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(place), "f"(float(sum[0])), "f"(float(sum[1 % VEC]))
+                     : "memory");
+        return;
+    }
+    if constexpr (sizeof(real) == 4 && VEC == 4) {
+        asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(place), "f"(float(sum[0])),
+                     "f"(float(sum[1 % VEC])), "f"(float(sum[2 % VEC])), "f"(float(sum[3 % VEC]))
+                     : "memory");
+        return;
+    }
+#endif
+#pragma unroll
+    for (int c = 0; c < VEC; c++) atomicAdd(place + c, sum[c]);
+#endif
+}
+
+__device__ inline void add_to(real *place, real sum) {
+#if ORDERED
+    *place += sum;
+#else
+    atomicAdd(place, sum);
+#endif
+}
+
+// Rows on their way to shared memory, for all lanes of a warp together.
+struct Copies {
+    static constexpr int BYTES = sizeof(Row) * 32;
+#if __CUDA_ARCH__ >= 900 && NODES > 1
+    // one instruction a row, which arrives at a barrier; with a single node that is no faster
+    unsigned barrier, turn;
+
+    __device__ Copies(unsigned long long *place, int lane)
+        : barrier(unsigned(__cvta_generic_to_shared(place))), turn(0) {
+        if (MULTIPLIED && lane == 0) {
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        }
+        __syncwarp();
+    }
+    // The rows of lanes that are in `some`, each with a row of its own to bring `to` its place.
+    __device__ void start(unsigned some, int lane, Row *to, const Row *from) {
+        if (!some) return;
+        // what has been read and written there before
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        if (lane == 0) {
+            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+                         "r"(__popc(some) * BYTES)
+                         : "memory");
+        }
+        __syncwarp();
+        if (some >> lane & 1) {
+            asm volatile(
+                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                    unsigned(__cvta_generic_to_shared(to))),
+                "l"(from), "r"(BYTES), "r"(barrier)
+                : "memory");
+        }
+    }
+    __device__ void wait(unsigned some) {
+        if (!some) return;
+        unsigned done;
+        do {
+            asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                         "selp.u32 %0, 1, 0, p;\n}"
+                         : "=r"(done)
+                         : "r"(barrier), "r"(turn)
+                         : "memory");
+        } while (!done);
+        turn ^= 1;
+    }
+#else
+    __device__ Copies(unsigned long long *, int) {}
+    // sixteen bytes at a time
+    __device__ void start(unsigned some, int lane, Row *to, const Row *from) {
+        constexpr int PIECES = BYTES / 16;
+#pragma unroll
+        for (int i = 0; i < 32; i += 32 / PIECES) {
+            int l = i + lane / PIECES;
+            Row *there = reinterpret_cast<Row *>(__shfl_sync(ALL, reinterpret_cast<unsigned long long>(to), l));
+            const char *here =
+                reinterpret_cast<const char *>(__shfl_sync(ALL, reinterpret_cast<unsigned long long>(from), l));
+            if (some >> l & 1) piece(reinterpret_cast<char *>(there) + lane % PIECES * 16, here + lane % PIECES * 16);
+        }
+    }
+    __device__ void wait(unsigned) {
+#ifdef __CUDA_ARCH__
+        asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+    }
+    __device__ static void piece(void *to, const void *from) {
+#ifdef __CUDA_ARCH__
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(to))),
+                     "l"(from)
+                     : "memory");
+#else
+        for (int i = 0; i < 4; i++) static_cast<int *>(to)[i] = static_cast<const int *>(from)[i];
+#endif
+    }
+#endif
+};
