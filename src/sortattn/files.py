@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from pickle import UnpicklingError
 from zipfile import BadZipFile, ZipFile
@@ -28,6 +29,13 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def remove_drafts(path: Path) -> None:
+    """Removes what processes that were killed while they wrote `path` have left; none may be writing it now."""
+    for draft in path.parent.glob(f".{escape(path.name)}.*"):
+        if draft.name.rpartition(".")[2].isdecimal():
+            draft.unlink(missing_ok=True)
 
 
 def save_state(path: Path, state: object) -> None:

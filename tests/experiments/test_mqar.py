@@ -177,6 +177,13 @@ def test_the_smoke_run_leaves_rows_and_a_figure(whole):
     assert (whole / "mqar.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_smoke_run_takes_the_options_that_are_given(tmp_path):
+    given = ["--kernel", "tri", "--pairs", "1", "--width", "4", "--batch", "2", "--steps", "3"]
+    assert main(["mqar", "--smoke", *given, "--threads", "1", "--out", str(tmp_path)]) == 0
+    (row,) = rows_of(tmp_path)
+    assert (row.kernel, row.pairs, row.width, row.batch, row.most_steps) == ("tri", 1, 4, 2, 3)
+
+
 def test_an_interrupted_run_ends_with_130_and_continues_to_bitwise_the_same_rows(whole, tmp_path, interrupt):
     arguments = ["mqar", "--smoke", "--threads", "1", "--out", str(tmp_path)]
     code, errors = interrupt(arguments, lambda: any(tmp_path.glob("mqar.*.checkpoint")))

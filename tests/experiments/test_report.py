@@ -212,7 +212,7 @@ def test_every_command_leaves_its_results_where_the_report_looks(command):
 
 def test_variants_of_a_run_come_after_it(outline):
     titles = [word for word in outline.words if word.startswith("Associative recall: ")]
-    assert titles[-2:] == ["Associative recall: recall-h200", "Associative recall: recall-h200-whole"]
+    assert titles[-2:] == ["Associative recall: recall-h200", "Associative recall: recall-h200-authors"]
 
 
 def test_a_place_that_is_not_there_is_refused(tmp_path, capsys):

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ..errors import CommandError
-from ..files import load_state, save_state
+from ..files import load_state, remove_drafts, save_state
 
 CHECKPOINT = "checkpoint.pt"
 LOSSES = "losses.csv"
@@ -86,6 +86,7 @@ def save_checkpoint(folder: Path, state: dict) -> None:
 def load_checkpoint(folder: Path, device: torch.device | str = "cpu") -> dict | None:
     """The checkpoint, None if there is none; no code in it is run."""
     path = folder / CHECKPOINT
+    remove_drafts(path)
     if not path.exists():
         return None
     try:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import CommandError
-from ..files import load_state, save_state
+from ..files import load_state, remove_drafts, save_state
 
 
 class Checkpoint:
@@ -20,6 +20,7 @@ class Checkpoint:
 
     def load(self) -> dict | None:
         """The state that was saved, None if there is none; CommandError if it is damaged or of another training."""
+        remove_drafts(self.path)
         if not self.path.exists():
             return None
         try:

@@ -25,10 +25,6 @@ from .training import Run, make_trainer
 # after so many steps the loss is shown, and a checkpoint may be left
 STRIDE = 20
 TEST_BATCHES = 16
-SMOKE = {
-    "kernel": ["softmax", "elu"], "pairs": [2], "width": [8, 16], "rate": [1e-2], "seeds": 1, "vocabulary": 16,
-    "heads": 1, "batch": 8, "steps": 40, "save_every": 0.0,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,8 +55,6 @@ class Row(Measured):
 
 def mqar(options: Namespace) -> int:
     """Trains what is missing and shows everything; returns 0, or 130 if interrupted."""
-    if options.smoke:
-        vars(options).update(SMOKE)
     check_names("kernel", options.kernel, list(KERNELS))
     device = usable_device(options.device)
     shape = {"vocabulary": options.vocabulary, "layers": 2, "heads": options.heads, "batch": options.batch}

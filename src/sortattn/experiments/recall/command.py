@@ -19,17 +19,16 @@ from ...table import render
 from ..capacity import loss_bound, statement
 from ..checkpoint import Checkpoint
 from ..turns import take_turns
+from .adam import AUTHORS, OWN
 from .plot import save_plot
 from .training import TARGET, TRAINED, Batch, make_trainer, start
 
 # after so many steps the losses are looked at, and a checkpoint may be left
 STRIDE, GPU_STRIDE = 20, 500
-# what is differentiated
-TOKEN, WHOLE = "token", "whole"
-GRADIENTS = {TOKEN: "per token", WHOLE: "as a whole"}
+# how the paper's gaps were filled
+ADAMS = {OWN: "Adam by the kernel", AUTHORS: "Adam as in the authors' code"}
 # the sums of float32 may undercut a bound by so much
 ROUNDING = 1e-4
-SMOKE = {"kernel": ["add_bump", "relu"], "sizes": [3, 6, 9], "head_dim": 4, "seeds": 2, "steps": 200, "save_every": 0.0}
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Row(Measured):
     batch: int
     head_dim: int
     bandwidth: float
-    gradient: str
+    adam: str
     most_steps: int
     device: str
     threads: int
@@ -58,11 +57,9 @@ class Row(Measured):
 
 def recall(options: Namespace) -> int:
     """Runs what is missing and shows everything; returns 0, 1 if a loss undercuts its bound, 130 if interrupted."""
-    if options.smoke:
-        vars(options).update(SMOKE)
     check_names("kernel", options.kernel, list(TRAINED))
     device = usable_device(options.device)
-    common = {"head_dim": options.head_dim, "gradient": options.gradient, "most_steps": options.steps, "device": device}
+    common = {"head_dim": options.head_dim, "adam": options.adam, "most_steps": options.steps, "device": device}
     common |= {"threads": use_threads(options.threads), **asdict(this_machine(device))}
     path = options.out / f"{options.name}.csv"
     records = Records(path, Row, common, fresh=options.fresh)
@@ -88,9 +85,10 @@ def make_batches(options: Namespace, rows: Iterable[Row]) -> list[Batch]:
             if any((kernel, size, seed) not in done for seed in range(options.seeds))
         ]
         groups = [tuple(missing)] if _on_gpu(options.device) else [(size,) for size in missing]
-        whole = options.gradient == WHOLE
         batches += [
-            Batch(kernel, sizes, options.seeds, options.head_dim, options.device, whole) for sizes in groups if sizes
+            Batch(kernel, sizes, options.seeds, options.head_dim, options.device, options.adam)
+            for sizes in groups
+            if sizes
         ]
     return batches
 
@@ -199,7 +197,7 @@ def conditions(rows: Sequence[Row]) -> str:
     first = rows[0]
     seeds = len({row.seed for row in rows})
     return (
-        f"D={first.head_dim}, gradients of the loss {GRADIENTS[first.gradient]}, at most {first.most_steps:,} steps, "
+        f"D={first.head_dim}, {ADAMS[first.adam]}, at most {first.most_steps:,} steps, "
         f"target {TARGET:g}, best of {seeds} seeds; "
         f"{first.accelerator or first.cpu}, {first.threads} threads; torch {first.torch}, sortattn {first.sortattn}; "
         f"{max(row.date for row in rows).split()[0]}."

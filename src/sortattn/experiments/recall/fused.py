@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ...kernels import RIESZ_EPSILON, Dpfp, ExponentialKernel, FeatureKernel, Kernel, SidedKernel, Softmax
 from . import step_kernels
-from .training import BETA1, BETA2, CLIP, FLOOR, MATRIX_EPSILON, PARAMETERS, RATE, TARGET, TOKEN_EPSILON
+from .adam import Adam
+from .training import CLIP, FLOOR, PARAMETERS, RATE, TARGET
 
 # rows of one run in a tile; fewer where a program takes them over the whole width of the Gram matrix, or has much to do
 # for each
@@ -27,8 +28,8 @@ PRECISION = "tf32x3"
 class FusedStep:
     """Takes one step on the state of a batch, in place, as `training.Trainer` does."""
 
-    def __init__(self, kernel: Kernel, lengths: Sequence[int], state: dict[str, Tensor], whole: bool = False):
-        self.kernel, self.state, self.whole = kernel, state, whole
+    def __init__(self, kernel: Kernel, lengths: Sequence[int], state: dict[str, Tensor], adam: Adam):
+        self.kernel, self.state, self.adam = kernel, state, adam
         self.runs, self.longest, self.head_dim = state["tokens"].shape
         self.width = max(16, triton.next_power_of_2(self.head_dim))
         self.mapped = isinstance(kernel, FeatureKernel)
@@ -107,8 +108,8 @@ class FusedStep:
         )  # fmt: skip
         step_kernels.normalise[len(self.wide),](
             self.matrix, self.distances, self.row_loss, self.wide, self.lengths, active, self.pitch,
-            ROOT=self.kind == "riesz", EXPONENTIAL=isinstance(self.kernel, ExponentialKernel), WHOLE=self.whole,
-            FLOOR=FLOOR, ROWS=WIDE_ROWS, WIDTH=triton.next_power_of_2(self.pitch), CHUNK=CHUNK,
+            ROOT=self.kind == "riesz", EXPONENTIAL=isinstance(self.kernel, ExponentialKernel), FLOOR=FLOOR,
+            ROWS=WIDE_ROWS, WIDTH=triton.next_power_of_2(self.pitch), CHUNK=CHUNK,
         )  # fmt: skip
 
     def _differentiate(self) -> None:
@@ -146,14 +147,15 @@ class FusedStep:
         step_kernels.note[self.runs,](
             self.row_loss, self.norms, *(state[name] for name in ("time", "loss", "lowest", "active", "steps")),
             self.factors, self.lengths, self.pitch, slots, TARGET=TARGET, CLIP=CLIP, FLOOR=FLOOR,
-            LOG_BETA1=math.log(BETA1), LOG_BETA2=math.log(BETA2), WIDTH=triton.next_power_of_2(self.pitch),
+            LOG_BETA1=_log(self.adam.beta1), LOG_BETA2=_log(self.adam.beta2), WIDTH=triton.next_power_of_2(self.pitch),
             SLOTS=triton.next_power_of_2(slots),
         )  # fmt: skip
         moved = [state[f"{name}{part}"] for name in PARAMETERS for part in ("", "_mean", "_square")]
         step_kernels.adam[len(self.rows) + self.runs * triton.cdiv(self.head_dim, ROWS),](
             *moved, self.by_tokens, self.by_maps, self.factors, state["time"], self.rows, self.lengths,
             state["active"], self.runs, self.longest, len(self.rows), D=self.head_dim, WIDTH=self.width, ROWS=ROWS,
-            RATE=RATE, BETA1=BETA1, BETA2=BETA2, TOKEN_EPSILON=TOKEN_EPSILON, MATRIX_EPSILON=MATRIX_EPSILON,
+            RATE=RATE, BETA1=self.adam.beta1, BETA2=self.adam.beta2, TOKEN_EPSILON=self.adam.token_epsilon,
+            MATRIX_EPSILON=self.adam.matrix_epsilon,
         )  # fmt: skip
 
     @property
@@ -163,3 +165,8 @@ class FusedStep:
     @property
     def _epsilon(self) -> float:
         return RIESZ_EPSILON * (self.head_dim if isinstance(self.kernel, SidedKernel) else 1)
+
+
+def _log(beta: float) -> float:
+    """Of zero: low enough."""
+    return math.log(beta) if beta else -1e3

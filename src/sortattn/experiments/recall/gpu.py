@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from .adam import adam_for
 from .fused import FusedStep
 from .training import TRAINED, Batch, note
 
@@ -15,7 +16,8 @@ class GpuTrainer:
 
     def __init__(self, batch: Batch, state: dict[str, Tensor]):
         self.state = state
-        self._fused = FusedStep(TRAINED[batch.kernel], [size for size, _ in batch.runs], state, batch.whole)
+        lengths = [size for size, _ in batch.runs]
+        self._fused = FusedStep(TRAINED[batch.kernel], lengths, state, adam_for(batch.kernel, batch.adam))
         self._stream = torch.cuda.Stream(batch.device)
         # the state and the buffers have been made on another
         self._stream.wait_stream(torch.cuda.current_stream(batch.device))

@@ -206,10 +206,10 @@ def scores(
 @triton.jit
 def normalise(
     matrix, distances, row_loss, tiles, lengths, active, pitch,
-    ROOT: tl.constexpr, EXPONENTIAL: tl.constexpr, WHOLE: tl.constexpr, FLOOR: tl.constexpr, ROWS: tl.constexpr,
-    WIDTH: tl.constexpr, CHUNK: tl.constexpr,
+    ROOT: tl.constexpr, EXPONENTIAL: tl.constexpr, FLOOR: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Replaces scores by the gradient of the loss, whole or per token; `row_loss (P, pitch)` is what each row adds.
+    """Replaces scores by the gradient of the loss per token; `row_loss (P, pitch)` is what each row adds.
 
     With `ROOT` also the distances by the gradient over them. Beyond the last column of a run the gradient is zero.
     """
@@ -234,7 +234,7 @@ def normalise(
         attention = score / tl.maximum(total, FLOOR)[:, None]
     error = attention - tl.where(rows[:, None] == others[None, :], 1.0, 0.0)
     tl.store(row_loss + run * pitch + rows, tl.sum(error * error, 1), mask=rows < length)
-    wanted = 2.0 * error if WHOLE else 2.0 * error / length
+    wanted = 2.0 * error / length
     mean = tl.sum(wanted * attention, 1)
     if EXPONENTIAL:
         gradient = attention * (wanted - mean[:, None])

@@ -14,14 +14,11 @@ from torch import Tensor
 
 from ...errors import CommandError
 from ...kernels import KERNELS, Dpfp, ExponentialKernel, Kernel
+from .adam import OWN, Adam, adam_for
 
 RATE = 0.03
 TARGET = 1e-4
-# of the authors' code; the usual 1e-8 makes steps of full length however small the gradient is, which walks additive
-# kernels off their optimum
-TOKEN_EPSILON, MATRIX_EPSILON = 1e-4, 1e-3
 CLIP = 2.0
-BETA1, BETA2 = 0.9, 0.999
 # queries without any weight have no gradient; tri, which can be negative, has the same floor
 FLOOR = 1e-6
 PARAMETERS = ("tokens", "query_map", "key_map")
@@ -40,18 +37,14 @@ TRAINED: dict[str, Kernel] = {**KERNELS, RolledDpfp.name: RolledDpfp()}
 
 @dataclass(frozen=True)
 class Batch:
-    """What is trained together: `seeds` runs for every length of `sizes`, of one kernel.
-
-    Gradients are those of the loss per token, as in the authors' code, or of the whole loss, as the paper writes it.
-    Adam's epsilons are compared with them.
-    """
+    """What is trained together: `seeds` runs for every length of `sizes`, of one kernel."""
 
     kernel: str
     sizes: tuple[int, ...]
     seeds: int
     head_dim: int
     device: str
-    whole: bool = False
+    adam: str = OWN
 
     @property
     def runs(self) -> list[tuple[int, int]]:
@@ -109,7 +102,8 @@ class Trainer:
     def __init__(self, batch: Batch, state: dict[str, Tensor]):
         self.state = state
         self._losses: Callable[..., Tensor] = partial(losses, TRAINED[batch.kernel], counts=batch.counts)
-        self._shares = torch.tensor([1 if batch.whole else size for size, _ in batch.runs], device=batch.device)
+        self._adam = adam_for(batch.kernel, batch.adam)
+        self._lengths = torch.tensor([size for size, _ in batch.runs], device=batch.device)
 
     def advance(self, steps: int) -> None:
         """Takes so many steps with the runs that are active."""
@@ -127,10 +121,10 @@ class Trainer:
     def _step(self) -> None:
         parameters = [self.state[name].detach().requires_grad_() for name in PARAMETERS]
         found = self._losses(*parameters)
-        gradients = torch.autograd.grad((found / self._shares).sum(), parameters)
+        gradients = torch.autograd.grad((found / self._lengths).sum(), parameters)
         with torch.no_grad():
             note(self.state, found.detach())
-            update(self.state, gradients)
+            update(self.state, gradients, self._adam)
 
 
 def note(state: dict[str, Tensor], found: Tensor) -> None:
@@ -141,19 +135,19 @@ def note(state: dict[str, Tensor], found: Tensor) -> None:
     state["active"].logical_and_(~(state["loss"] < TARGET))
 
 
-def update(state: dict[str, Tensor], gradients: tuple[Tensor, ...]) -> None:
+def update(state: dict[str, Tensor], gradients: tuple[Tensor, ...], adam: Adam) -> None:
     """One step of Adam with clipped gradients for the runs that are active."""
     state["time"].add_(1.0)
     state["steps"].add_(state["active"])
     norm = sum(part.square().sum((1, 2)) for part in gradients).sqrt()
     scale = (CLIP / (norm + FLOOR)).clamp(max=1.0)[:, None, None]
     active = state["active"][:, None, None]
-    shrink1, shrink2 = (1 - torch.pow(beta, state["time"]) for beta in (BETA1, BETA2))
+    shrink1, shrink2 = (1 - torch.pow(beta, state["time"]) for beta in (adam.beta1, adam.beta2))
     for name, gradient in zip(PARAMETERS, gradients, strict=True):
         mean, square = state[f"{name}_mean"], state[f"{name}_square"]
-        mean.lerp_(scale * gradient, 1 - BETA1)
-        square.lerp_((scale * gradient).square(), 1 - BETA2)
-        epsilon = TOKEN_EPSILON if name == "tokens" else MATRIX_EPSILON
+        mean.lerp_(scale * gradient, 1 - adam.beta1)
+        square.lerp_((scale * gradient).square(), 1 - adam.beta2)
+        epsilon = adam.token_epsilon if name == "tokens" else adam.matrix_epsilon
         move = RATE * (mean / shrink1) / ((square / shrink2).sqrt() + epsilon)
         state[name].sub_(torch.where(active, move, 0.0))
 
