@@ -57,6 +57,7 @@ def _named_formula(name: str, device: torch.device) -> Formula:
     return formula(KERNELS[name], device)
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def formula(kernel: SidedKernel, device: torch.device) -> Formula:
     """The formula of a kernel, made on the host."""
