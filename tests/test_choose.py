@@ -43,6 +43,23 @@ def test_auto_never_makes_a_dense_matrix_of_a_long_sequence():
         assert chosen(CASES[name], Shape((1,), 8192, 8192, 8, 8)) == "tiled"
 
 
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump"])
+def test_auto_sorts_shorter_sequences_on_a_gpu_where_gradients_are_asked_for(name, monkeypatch):
+    # as if the CPU were one
+    for table in ("", " with gradients"):
+        monkeypatch.setitem(choose._COSTS, f"cpu{table}", choose._COSTS[f"cuda{table}"])
+
+    def taken(length: int, gradients: bool) -> str:
+        kernel = sortattn.KERNELS[name]
+        inputs = (torch.zeros(1, 1, 1).expand(48, length, 64).requires_grad_(gradients) for _ in range(3))
+        return choose.cheapest(make_problem(*inputs, kernel), kernel, normalised=True)
+
+    assert [taken(length, gradients=False) for length in (1000, 3000)] == ["tiled", "sorted"]
+    assert [taken(length, gradients=True) for length in (512, 1500)] == ["tiled", "sorted"]
+    with torch.no_grad():
+        assert taken(1000, gradients=True) == "tiled"
+
+
 def test_the_cost_model_can_be_printed():
     text = choose.cost_table()
     for word in ("sorted", "tiled", "reference", "linear", "add_laplace", "softmax", "P M N D"):

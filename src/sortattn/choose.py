@@ -51,31 +51,76 @@ class Cost:
         return self.call + problems * (pairs + points + self.feature * (rows + columns) * features * (channels + 1))
 
 
-# by type of device; float32, D = C = 64. The CPU's were measured on two cores of an x86-64 server (AVX-512) for
-# N = 16 ... 1024, the GPU's on an NVIDIA H200 for N = 512 ... 16,384 and stand in for all GPUs; see docs/performance.md
-_COSTS: dict[str, dict[tuple[str, str], Cost]] = {
+# on a GPU two calls in 16 bits with 64 nodes, of which one is for the estimate of the error, that a decision waits for
+_GRID = Cost(call=3e6, point=7e-4)
+_GRID_GRADIENTS = Cost(call=5e6, point=2e-3)
+# By type of device, and with gradients where that was measured; by kernel, or else by kind of kernel. Float32,
+# D = C = 64. The CPU's were measured on two cores of an x86-64 server (AVX-512) for N = 16 ... 1024, the GPU's on an
+# NVIDIA H200 for N = 512 ... 16,384 and stand in for all GPUs; see docs/performance.md
+_COSTS: dict[str, dict[str, dict[str, Cost]]] = {
     "cpu": {
-        ("reference", "sided"): Cost(call=1.2e6, pair=1.3, product=0.04),
-        ("tiled", "sided"): Cost(call=1.25e6, pair=1.2, product=0.04),
-        ("sorted", "sided"): Cost(call=1.45e6, point=0.25),
-        # of causal calls, N = 512 ... 4096; others take half of it, and are still slower than `sorted`
-        # with the estimate of its error, which takes as long again, and 192 nodes: float16 asks for so many
-        ("grid", "sided"): Cost(call=2e7, point=28.0),
-        ("reference", "dense"): Cost(call=1.0e6, pair=2.0, product=0.04),
-        ("tiled", "dense"): Cost(call=1.1e6, pair=1.7, product=0.04),
-        ("reference", "sdpa"): Cost(call=1.7e5, pair=0.04, product=0.04),
-        ("tiled", "sdpa"): Cost(call=1.6e5, pair=0.016, product=0.016),
-        ("reference", "features"): Cost(call=2.0e5, pair=0.1, product=0.03),
-        ("linear", "features"): Cost(call=2.1e5, feature=0.11),
+        "sided": {
+            "reference": Cost(call=1.2e6, pair=1.3, product=0.04),
+            "tiled": Cost(call=1.25e6, pair=1.2, product=0.04),
+            "sorted": Cost(call=1.45e6, point=0.25),
+            # of causal calls, N = 512 ... 4096; others take half of it, and are still slower than `sorted`
+            # with the estimate of its error, which takes as long again, and 192 nodes: float16 asks for so many
+            "grid": Cost(call=2e7, point=28.0),
+        },
+        "dense": {
+            "reference": Cost(call=1.0e6, pair=2.0, product=0.04),
+            "tiled": Cost(call=1.1e6, pair=1.7, product=0.04),
+        },
+        "sdpa": {
+            "reference": Cost(call=1.7e5, pair=0.04, product=0.04),
+            "tiled": Cost(call=1.6e5, pair=0.016, product=0.016),
+        },
+        "features": {
+            "reference": Cost(call=2.0e5, pair=0.1, product=0.03),
+            "linear": Cost(call=2.1e5, feature=0.11),
+        },
     },
     "cuda": {
-        ("tiled", "sided"): Cost(call=1e5, pair=1.6e-4),
-        ("sorted", "sided"): Cost(call=4e5, point=1.7e-3),
-        # two calls in 16 bits with 64 nodes, of which one is for the estimate of the error, that a decision waits for
-        ("grid", "sided"): Cost(call=3e6, point=7e-4),
-        ("tiled", "dense"): Cost(call=1e5, pair=1.7e-4),
-        ("tiled", "sdpa"): Cost(call=2e5, pair=2e-5, product=2e-5),
-        ("linear", "features"): Cost(call=3e5, feature=1e-4),
+        "sided": {
+            "tiled": Cost(call=1e5, pair=1.6e-4),
+            "sorted": Cost(call=4e5, point=1.7e-3),
+            "grid": _GRID,
+        },
+        "add_riesz": {
+            "tiled": Cost(call=8.2e4, pair=1.15e-4),
+            "sorted": Cost(call=3.8e5, point=1.08e-3),
+            "grid": _GRID,
+        },
+        "add_laplace": {
+            "tiled": Cost(call=1.0e5, pair=2.17e-4),
+            "sorted": Cost(call=3.8e5, point=1.06e-3),
+            "grid": _GRID,
+        },
+        "add_bump": {
+            "tiled": Cost(call=7.7e4, pair=1.58e-4),
+            "sorted": Cost(call=4.5e5, point=1.78e-3),
+            "grid": _GRID,
+        },
+        "dense": {"tiled": Cost(call=1e5, pair=1.7e-4)},
+        "sdpa": {"tiled": Cost(call=2e5, pair=2e-5, product=2e-5)},
+        "features": {"linear": Cost(call=3e5, feature=1e-4)},
+    },
+    "cuda with gradients": {
+        "add_riesz": {
+            "tiled": Cost(call=5.2e5, pair=5.15e-4),
+            "sorted": Cost(call=1.7e6, point=3.1e-3),
+            "grid": _GRID_GRADIENTS,
+        },
+        "add_laplace": {
+            "tiled": Cost(call=5.6e5, pair=1.23e-3),
+            "sorted": Cost(call=2.0e6, point=3.1e-3),
+            "grid": _GRID_GRADIENTS,
+        },
+        "add_bump": {
+            "tiled": Cost(call=4.9e5, pair=9.74e-4),
+            "sorted": Cost(call=1.6e6, point=6.2e-3),
+            "grid": _GRID_GRADIENTS,
+        },
     },
 }
 
@@ -128,20 +173,24 @@ def is_tiled(name: str, problem: Problem, kernel: Kernel) -> bool:
 
 def cheapest(problem: Problem, kernel: Kernel, normalised: bool, backends: tuple[str, ...] = EXACT) -> str:
     """The backend that `auto` takes: of those that can serve the call, the one with the lowest estimate."""
-    family = _family(kernel)
     *leading, rows, dims = problem.query.shape
     columns, channels = problem.value.shape[-2:]
     features = int(kernel.dimension * dims) if isinstance(kernel, FeatureKernel) else 0
     sizes = (math.prod(leading), rows, columns, dims, channels, features)
-    table = _COSTS["cuda" if problem.query.device.type == "cuda" else "cpu"]
-    able = [
-        name
-        for name, kind in table
-        if kind == family and name in backends and _MODULES[name].why_not(problem, kernel, normalised) is None
-    ]
-    costs = [table[name, family].estimate(*sizes) for name in able]
+    table = _costs(problem, kernel)
+    able = [name for name in table if name in backends and _MODULES[name].why_not(problem, kernel, normalised) is None]
+    costs = [table[name].estimate(*sizes) for name in able]
     # not min with a key, which the compiler cannot follow
     return able[costs.index(min(costs))]
+
+
+def _costs(problem: Problem, kernel: Kernel) -> dict[str, Cost]:
+    device = "cuda" if problem.query.device.type == "cuda" else "cpu"
+    if torch.is_grad_enabled() and any(part.requires_grad for part in (problem.query, problem.key, problem.value)):
+        found = _COSTS.get(f"{device} with gradients", {}).get(kernel.name)
+        if found is not None:
+            return found
+    return _COSTS[device].get(kernel.name) or _COSTS[device][_family(kernel)]
 
 
 def _rounding_grid(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
@@ -179,10 +228,13 @@ def cost_table() -> str:
     lines = [
         "auto takes the backend with the lowest estimate, in ns, for P heads, M queries, N keys, D, C, F features:"
     ]
-    for device, costs in _COSTS.items():
-        for kind, members in kinds.items():
+    for device, table in _COSTS.items():
+        for kind, costs in table.items():
+            members = kinds.get(kind, kind)
+            # those with an estimate of their own
+            members = ", ".join(name for name in members.split(", ") if name == kind or name not in table)
             lines.append(f"{device}: {members}")
-            lines.extend(f"  {name:<10} {_formula(cost)}" for (name, family), cost in costs.items() if family == kind)
+            lines.extend(f"  {name:<10} {_formula(cost)}" for name, cost in costs.items())
     return "\n".join(lines)
 
 
