@@ -199,3 +199,13 @@ def test_another_device_than_the_current_one_is_entered(monkeypatch):
     for here in (torch.device("cuda", 0), torch.device("cpu")):
         with launch.on(here):
             pass
+
+
+def test_numbers_made_in_inference_mode_may_be_saved_for_gradients():
+    from sortattn.kernels import KERNELS
+    from sortattn.ops.grid.gpu.formula import formula
+
+    with torch.inference_mode():
+        found = formula(KERNELS["add_laplace"], torch.device("cpu"))
+    assert not found.numbers.is_inference()
+    assert not found.kinks.is_inference()

@@ -57,6 +57,7 @@ def _named_formula(name: str, device: torch.device) -> Formula:
     return formula(KERNELS[name], device)
 
 
+# kept, and saved for later gradients, also if the first call is in inference mode
 @torch.inference_mode(False)
 @torch.no_grad()
 def formula(kernel: SidedKernel, device: torch.device) -> Formula:
