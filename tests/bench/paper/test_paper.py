@@ -100,6 +100,12 @@ def test_slow_calls_have_one_warm_up_and_as_many_runs_as_fit_but_three(monkeypat
     assert timings(lambda: None, "cpu", 20.0) == ([seconds * 1e3] * runs, 1)
 
 
+def test_a_first_call_that_compiles_does_not_make_the_others_slow(monkeypatch):
+    spent = iter([9e3, *range(1, 15)])
+    monkeypatch.setattr(run, "sample", lambda call, repeats, device: next(spent))
+    assert timings(lambda: None, "cpu", 20.0) == (list(range(5, 15)), 5)
+
+
 def test_softmax_goes_through_the_backend_of_torch_that_the_column_names(monkeypatch):
     from torch.nn.attention import SDPBackend
 

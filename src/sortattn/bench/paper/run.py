@@ -93,11 +93,12 @@ def timings(call: Callable[[], None], device: str, budget: float) -> tuple[list[
     Where that would take longer than `budget`, in seconds, a single warm-up and as many runs as fit, three at least.
     """
     started = time.perf_counter()
-    first = sample(call, 1, device) / 1e3
-    warm_ups = WARM_UPS if first * (WARM_UPS + RUNS) <= budget else 1
-    for _ in range(1, warm_ups):
+    # a first call that compiles says nothing about the others
+    both = [sample(call, 1, device) for _ in range(2)]
+    quick = min(both) / 1e3 * (WARM_UPS + RUNS) <= budget
+    warm_ups, samples = (WARM_UPS, []) if quick else (1, both[1:])
+    for _ in range(2, warm_ups):
         sample(call, 1, device)
-    samples: list[float] = []
     while len(samples) < RUNS and (
         warm_ups == WARM_UPS or len(samples) < LEAST_ROUNDS or time.perf_counter() - started < budget
     ):
