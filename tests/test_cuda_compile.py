@@ -40,6 +40,11 @@ def test_tiled_kernels_for_inputs_of_16_bits_compile(name):
     compile_all(passes(name, torch.float32, False, coarse=True), "sm_90")
 
 
+@pytest.mark.parametrize("name", cuda.STEPS[1:])
+def test_gradients_for_gpus_with_little_shared_memory_compile(name):
+    compile_all([cuda.kernel_of("backward_query", name, torch.float32, False)], "sm_120")
+
+
 @pytest.mark.parametrize("name", cuda.NAMES)
 def test_tiled_kernels_for_float64_and_wide_heads_compile(name):
     compile_all([*passes(name, torch.float32, True), *passes(name, torch.float64, False)], "sm_90")

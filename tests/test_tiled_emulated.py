@@ -9,7 +9,7 @@ from sortattn.ops.tiled import cuda, short
 from .cases import CASES, Shape, assert_close, cotangent, draw, leaves
 from .definition import FORWARD, GRADIENT, check, define
 from .emulation.device import check_sides_of_steps, emulate
-from .emulation.emulator import AVAILABLE
+from .emulation.emulator import AVAILABLE, EmulatedKernel
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs g++ on Linux, and its halves")
 
@@ -93,6 +93,24 @@ def test_every_path_of_the_backward_kernels_computes_the_definition(name):
     inputs, gradient = draw(small, torch.float32), cotangent(small, torch.float32)
     inputs[0][0, 0, 1] = 40.0
     compare_gradients(name, inputs, gradient)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["add_laplace", "add_bump"])
+def test_a_gpu_with_little_shared_memory_has_gradients_too(name, dtype, monkeypatch):
+    sizes = []
+
+    def launched(kernel, grid, threads, *arguments, shared=0):
+        sizes.append(shared)
+        return honest(kernel, grid, threads, *arguments, shared=shared)
+
+    honest = EmulatedKernel.__call__
+    monkeypatch.setattr(EmulatedKernel, "__call__", launched)
+    monkeypatch.setattr(cuda, "room_of", lambda device: 99 << 10)
+    shape = Shape((1,), 66, 70, 5, 8)
+    case, inputs, gradient = CASES[name], draw(shape, dtype), cotangent(shape, dtype)
+    check(define(case, inputs, gradient), case, inputs, gradient, backend="tiled")
+    assert 0 < max(sizes) <= 99 << 10
 
 
 @pytest.mark.parametrize("rows", [65, 90], ids=lambda rows: f"N{rows}")

@@ -27,6 +27,7 @@ def emulate(monkeypatch) -> None:
         monkeypatch.setattr(module, name, emulated(getattr(module, name)))
     for module in (cuda, short):
         monkeypatch.setattr(module, "on", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(cuda, "room_of", lambda device: 227 << 10)
     monkeypatch.setattr(cuda, "serves", lambda query, value, kernel: kernel in cuda.NAMES)
 
 
