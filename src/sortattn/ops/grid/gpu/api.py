@@ -12,10 +12,11 @@ from ...batching import fold
 from ...direct import direct, plain
 from ...parameters import parameters_at
 from ..surrogate import reproduces_exponentials
+from .alone import alone
 from .backward import backward
 from .causal_api import grid_gpu_causal_directly
 from .formula import known
-from .forward import attend, forward
+from .forward import forward, launches_of
 from .grid import Grid
 from .language import STATS
 from .layout import Layout
@@ -96,17 +97,6 @@ def _forward(
     # outputs of an operator are not the same tensor
     seconds = tables.seconds if exponential else tables.seconds.new_empty(query.shape[0], 0)
     return found.out, found.totals, grid.nodes, grid.stats, tables.rows, tables.counts, seconds, found.numbers
-
-
-def _alone(query, key, value, weight, bandwidth, parameters, kernel, exponential, *options) -> tuple[Tensor]:
-    """The output of `_forward`, for calls that record no gradient."""
-    count, group, masked, normalise = options
-    if masked:
-        return _forward(query, key, value, weight, bandwidth, parameters, kernel, exponential, *options)[:1]
-    query, key, value, bandwidth = (part.detach().contiguous() for part in (query, key, value, bandwidth))
-    _, numbers = known(kernel, parameters)
-    with on(query.device):
-        return (attend(query, key, value, bandwidth, numbers, count, group, normalise),)
 
 
 grid_gpu = torch.library.custom_op("sortattn::grid_gpu", _forward, mutates_args=())
@@ -197,7 +187,7 @@ def _backward(ctx, grad, *_):
 
 grid_gpu.register_autograd(_backward, setup_context=_setup)
 
-grid_gpu_directly = direct(grid_gpu, _forward, _setup, _backward, _alone)
+grid_gpu_directly = direct(grid_gpu, _forward, _setup, _backward, alone(_forward, forward, launches_of))
 
 
 @grid_gpu.register_vmap

@@ -36,23 +36,10 @@ class Result:
     flags: Flags
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bandwidth: Tensor,
-    kernel: Formula,
-    count: int,
-    group: int,
-    normalise: bool,
-) -> Tensor:
-    """The output alone, of a call without a mask."""
-    call = (query, key, value, None, bandwidth, kernel, count, group, normalise)
-    inputs = [query, key, value, bandwidth, kernel.numbers, kernel.kinks]
-    return _known(*call).play(inputs, lambda: forward(*call).out)
-
-
-def _known(query, key, value, weight, bandwidth, kernel: Formula, count: int, group: int, normalise: bool) -> Known:
+def launches_of(
+    query, key, value, weight, bandwidth, kernel: Formula, count: int, group: int, normalise: bool
+) -> Known:
+    """What is known of the launches of calls like this one."""
     return launches("causal", CHUNK, query, key, value, weight, bandwidth, *kernel.constants, count, group, normalise)
 
 
@@ -73,7 +60,7 @@ def forward(
     numbers = zeros(problems * (group + 2), query.device)
     row_flags, shared, phi_largest = numbers.split([problems * group, problems, problems])
     flags = Flags(row_flags, shared, group)
-    known = _known(query, key, value, weight, bandwidth, kernel, count, group, normalise)
+    known = launches_of(query, key, value, weight, bandwidth, kernel, count, group, normalise)
     grid = plan(query, key, weight, bandwidth, kernel, count, flags, known)
     phi = matrix(grid, phi_largest)
     out = empty(problems, rows, channels, dtype=value.dtype, device=value.device)

@@ -13,7 +13,8 @@ from ....normalise import through_quotient
 from ...batching import fold
 from ...direct import direct
 from ..causal import grid_causal_backward
-from .causal import attend, forward
+from .alone import alone
+from .causal import forward, launches_of
 from .causal_backward import backward
 from .formula import known
 from .grid import Grid
@@ -46,17 +47,6 @@ def _forward(
     with on(query.device):
         found = forward(query, key, value, counted, bandwidth, numbers, count, group, normalise)
     return found.out, found.totals, found.grid.nodes, found.grid.stats
-
-
-def _alone(query, key, value, weight, bandwidth, parameters, kernel, exponential, *options) -> tuple[Tensor]:
-    """The output of `_forward`, for calls that record no gradient."""
-    count, group, masked, normalise = options
-    if masked:
-        return _forward(query, key, value, weight, bandwidth, parameters, kernel, exponential, *options)[:1]
-    query, key, value, bandwidth = (part.detach().contiguous() for part in (query, key, value, bandwidth))
-    _, numbers = known(kernel, parameters)
-    with on(query.device):
-        return (attend(query, key, value, bandwidth, numbers, count, group, normalise),)
 
 
 grid_gpu_causal = torch.library.custom_op("sortattn::grid_gpu_causal", _forward, mutates_args=())
@@ -153,7 +143,7 @@ def _backward(ctx, grad, *_):
 
 grid_gpu_causal.register_autograd(_backward, setup_context=_setup)
 
-grid_gpu_causal_directly = direct(grid_gpu_causal, _forward, _setup, _backward, _alone)
+grid_gpu_causal_directly = direct(grid_gpu_causal, _forward, _setup, _backward, alone(_forward, forward, launches_of))
 
 
 @grid_gpu_causal.register_vmap
