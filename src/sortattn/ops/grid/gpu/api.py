@@ -19,6 +19,7 @@ from .formula import known
 from .forward import forward, launches_of
 from .grid import Grid
 from .language import STATS
+from .launch import launches
 from .layout import Layout
 from .record import keep
 from .tables import Flags, Tables
@@ -118,7 +119,7 @@ def _(query, key, value, weight, bandwidth, parameters, kernel, exponential, cou
         wide(problems, dims, padded, channels),
         wide(problems, dims, padded),
         wide(problems, dims, padded) if exponential else wide(problems, 0),
-        query.new_empty(problems * (group + 1), dtype=torch.int32),
+        query.new_empty(problems * (group + 3), dtype=torch.int32),
     )
 
 
@@ -148,15 +149,16 @@ def grid_gpu_backward(
     wants_numbers: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key, value, bandwidth and parameters; the last two are zero unless wanted."""
-    query, key, value, weight, bandwidth = (part.contiguous() for part in (query, key, value, weight, bandwidth))
-    problems = query.shape[0]
+    query, key, value, weight, bandwidth, grad = (
+        part.contiguous() for part in (query, key, value, weight, bandwidth, grad)
+    )
     chosen, numbers = known(kernel, parameters)
-    grid = Grid(nodes, stats, bandwidth, Layout(count, query.dtype), numbers)
-    largest = rows.abs().amax((1, 2, 3)).view(torch.int32)
+    kind = (grad, query, key, value, weight, out, bandwidth, *numbers.constants, count, group, masked, normalise)
+    grid = Grid(nodes, stats, bandwidth, Layout(count, query.dtype), numbers, launches("backward", *kind))
     whole = weight.float().sum(1) if masked else None
+    row_flags, shared, _, largest = flags.split([query.shape[0] * part for part in (group, 1, 1, 1)])
     tables = Tables(rows, counts, seconds if seconds.numel() else counts, largest, key.shape[1], whole)
-    row_flags, shared = flags.split([problems * group, problems])
-    inputs = (grad.contiguous(), query, key, value, weight if masked else None, out, totals, grid, tables)
+    inputs = (grad, query, key, value, weight if masked else None, out, totals, grid, tables)
     options = (Flags(row_flags, shared, group), chosen, parameters, normalise, wants_numbers)
     with on(query.device):
         found = backward(*inputs, *options)

@@ -12,10 +12,11 @@ from .forward import joined, rounds
 from .grid import Grid
 from .layout import of_heads
 from .locate import locate
-from .matrix import matrix
+from .matrix import between_nodes
 from .read import read
 from .slopes import derive, prepare
-from .tables import Flags, Output, Readable, Slopes, Tables
+from .steep import steepen, tilt
+from .tables import Flags, Output, Readable, Slopes, Steep, Tables
 from .transform import transform
 
 
@@ -41,14 +42,10 @@ class _Cotangent:
     reference: Tensor | None
 
     @classmethod
-    def make(cls, grad: Tensor, out: Tensor, totals: Tensor, normalise: bool) -> "_Cotangent":
+    def make(cls, grid: Grid, grad: Tensor, out: Tensor, totals: Tensor, normalise: bool) -> "_Cotangent":
         if not normalise:
             return cls(grad, None, None, None, None)
-        size = totals.abs()
-        seen = size >= torch.finfo(torch.float32).tiny
-        least = torch.where(seen, size, torch.inf).amin(1)
-        reference = torch.where(least.isfinite(), 1 / least, 1.0)
-        rows, factors, extras, weights = prepare(grad, out, totals, reference)
+        rows, factors, extras, weights, reference = prepare(grid, grad, out, totals)
         return cls(rows, weights, factors, extras, reference)
 
 
@@ -69,27 +66,27 @@ def backward(
     wants_numbers: bool,
 ) -> Gradients:
     """The gradients; `wants_numbers`: those of bandwidth and parameters too."""
-    cotangent = _Cotangent.make(grad, out, totals, normalise)
+    cotangent = _Cotangent.make(grid, grad, out, totals, normalise)
     problems, rows, dims = query.shape
     numbers = torch.zeros(2, problems, dtype=torch.int32, device=query.device)
-    phi = matrix(grid, numbers[0])
-    lefts = (torch.searchsorted(grid.nodes, grid.nodes) - 1).clamp(min=0).int()
-    slopes = _slopes(grid, tables, phi, numbers[0], lefts)
+    phi = between_nodes(grid, numbers[0])
+    slopes = _slopes(grid, tables, phi, numbers[0])
     by_query = torch.empty(problems, dims, rows, dtype=query.dtype, device=query.device)
     by_bandwidth = torch.zeros(problems, device=query.device) if wants_numbers else None
 
     parts = []
-    for some in rounds(query):
+    for some in rounds(query, grid.place_type):
         part = grid.some(some)
-        places = locate(part, query[some])
+        queries, grads = of_heads(query, some), of_heads(grad, some)
+        places = locate(part, queries, kind=grid.place_type)
         factors, extras = of_heads(cotangent.factors, some), of_heads(cotangent.extras, some)
-        points = (query[some], places, grad[some], slopes.some(some), factors, extras)
-        taus = derive(part, *points, by_query[some], wants_numbers)
+        points = (queries, places, grads, slopes.some(some), factors, extras)
+        taus = _derive(part, *points, of_heads(by_query, some), wants_numbers)
         if taus is not None:
             by_bandwidth[some] += taus
-        left = collect_rows(part, places, cotangent.rows[some], numbers[1, some])
+        left = collect_rows(part, places, of_heads(cotangent.rows, some), of_heads(numbers[1], some))
         if normalise:
-            counts = weighted_count(part, places, cotangent.weights[some])
+            counts = weighted_count(part, places, of_heads(cotangent.weights, some))
         else:
             counts = torch.zeros(left.shape[:3], device=left.device)
         parts.append((left, counts))
@@ -98,7 +95,7 @@ def backward(
     factor = cotangent.reference
 
     readable = transform(grid, turned, phi, numbers[0], changes=grid.changes, transposed=True, factor=factor)
-    slopes = _slopes(grid, turned, phi, numbers[0], lefts, transposed=True, factor=factor)
+    slopes = _slopes(grid, turned, phi, numbers[0], transposed=True, factor=factor)
     by_key = torch.empty(problems, dims, key.shape[1], dtype=key.dtype, device=key.device)
     by_value = torch.empty_like(value)
     extras = None
@@ -106,21 +103,13 @@ def backward(
         extras = torch.ones(key.shape[:2], device=key.device) if weight is None else weight.float()
     # what is not finite in a query does not reach the keys of its group here; poisoned outputs have NaN gradients
     shared = Flags(flags.shared, flags.shared, 1)
-    for some in rounds(key):
+    for some in rounds(key, grid.place_type):
         part = grid.some(some)
-        places = locate(part, key[some], of_heads(weight, some))
-        read(part, places, readable.some(some), Output(by_value[some], None, shared.some(some), False))
-        taus = derive(
-            part,
-            key[some],
-            places,
-            value[some],
-            slopes.some(some),
-            None,
-            of_heads(extras, some),
-            by_key[some],
-            wants_numbers,
-        )
+        keys, values = of_heads(key, some), of_heads(value, some)
+        places = locate(part, keys, of_heads(weight, some), grid.place_type)
+        read(part, places, readable.some(some), Output(of_heads(by_value, some), None, shared.some(some), False))
+        points = (keys, places, values, slopes.some(some), None, of_heads(extras, some))
+        taus = _derive(part, *points, of_heads(by_key, some), wants_numbers)
         if taus is not None:
             by_bandwidth[some] += taus
     by_parameters = None
@@ -134,17 +123,28 @@ def backward(
 def _slopes(
     grid: Grid,
     tables: Tables,
-    phi: Tensor,
+    phi: Tensor | None,
     largest: Tensor,
-    lefts: Tensor,
     transposed: bool = False,
     factor: Tensor | None = None,
-) -> Slopes:
+) -> Slopes | Steep:
     def readable(changes: bool) -> Readable:
         return transform(grid, tables, phi, largest, changes=changes, transposed=transposed, factor=factor)
 
     changes = readable(True)
-    return Slopes(changes, readable(False) if grid.formula.exponential else changes, lefts)
+    if not grid.formula.exponential:
+        return steepen(grid, changes)
+    lefts = (torch.searchsorted(grid.nodes, grid.nodes) - 1).clamp(min=0).int()
+    return Slopes(changes, readable(False), lefts)
+
+
+def _derive(
+    grid: Grid, points, places, rows, slopes: Slopes | Steep, factors, extras, out, wants_bandwidth: bool
+) -> Tensor | None:
+    """`derive` for these slopes."""
+    if isinstance(slopes, Slopes):
+        return derive(grid, points, places, rows, slopes, factors, extras, out, wants_bandwidth)
+    return tilt(grid, places, rows, slopes, factors, extras, out)
 
 
 def _hats(grid: Grid, tables: Tables) -> Tensor:

@@ -92,6 +92,20 @@ class Slopes:
 
 
 @dataclass(frozen=True)
+class Steep:
+    """The slopes of hats, see `steep_kernel`."""
+
+    table: Tensor
+    weights: Tensor
+    units: Tensor
+
+    def some(self, heads: slice) -> "Steep":
+        if whole(self.table, heads):
+            return self
+        return Steep(self.table[heads], self.weights[heads], self.units[heads])
+
+
+@dataclass(frozen=True)
 class Causal:
     """What the keys of their own chunk give queries, `near (P, group * M, C)` and `totals (P, group * M)`.
 
