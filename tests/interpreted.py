@@ -268,6 +268,22 @@ def played():
         assert len(launched) == 16
 
 
+def played_gradients():
+    """The same of calls with gradients: the forward pass with all that it keeps, and the backward pass."""
+    draws = [draw(Shape((1,), 12, 14, 3, 5), torch.float16, seed=seed) for seed in range(3)]
+
+    def call(points):
+        points = leaves(*points)
+        output = sortattn.kernel_attention(*points, "add_riesz", backend="grid:12")
+        return output.detach(), *torch.autograd.grad(output.square().sum(), points)
+
+    wanted = [call(points) for points in draws]
+    with compiled.stand_ins() as launched:
+        for turn, (points, other) in enumerate(zip(draws, wanted, strict=True)):
+            assert all(map(torch.equal, call(points), other))
+            assert len(launched) == max(0, turn - 1) * 22
+
+
 def operators():
     """The operator's fake kernel agrees with it, and it can be compiled and mapped."""
     query, key, value = draw(Shape((1,), 20, 24, 3, 4), torch.float32)
@@ -287,8 +303,20 @@ def operators():
 
 CHECKS = {
     check.__name__: check
-    for check in (gradients, causal_gradients, causal_ways, masks, sums, operators, places, matrix, causal, played)
-}  # fmt: skip
+    for check in (
+        gradients,
+        causal_gradients,
+        causal_ways,
+        masks,
+        sums,
+        operators,
+        places,
+        matrix,
+        causal,
+        played,
+        played_gradients,
+    )
+}
 
 
 def run(what, *rest):

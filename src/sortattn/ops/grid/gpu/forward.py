@@ -37,10 +37,10 @@ class Result:
 
 
 def launches_of(
-    query, key, value, weight, bandwidth, kernel: Formula, count: int, group: int, normalise: bool
+    query, key, value, weight, bandwidth, kernel: Formula, count: int, group: int, normalise: bool, *other
 ) -> Known:
     """What is known of the launches of calls like this one."""
-    return launches(query, key, value, weight, bandwidth, *kernel.constants, count, group, normalise)
+    return launches(query, key, value, weight, bandwidth, *kernel.constants, count, group, normalise, *other)
 
 
 def forward(

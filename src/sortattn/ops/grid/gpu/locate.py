@@ -67,7 +67,7 @@ def _find_code(x, nodes, index, G: tl.constexpr, GP: tl.constexpr):
 
 @triton.jit
 def _bounded(code, G: tl.constexpr):
-    """Codes of cells that there are, whatever x was; not the last 512 of 16 bits, as one more cell must not overflow."""
+    """Codes of cells that there are, whatever x was; not the last 512, so that one more cell does not overflow."""
     MOST: tl.constexpr = 512 * (G - 1) if G < 64 else 32255
     return tl.minimum(tl.maximum(code, 0), MOST).to(tl.int16)
 
@@ -120,14 +120,14 @@ def locate_kernel(
         if MASKED:
             counts = (tl.load(weight + problem * length + n, mask=n < length, other=0.0) != 0)[:, None]
         if LINES:
-            if tile < blocks:
-                block = lines + (problem * blocks + tile) * (D * ROWS)
-                row = tl.arange(0, ROWS)
-                if lines.dtype.element_ty == tl.float16:
-                    spot = block + (d // 4 * (4 * ROWS) + d % 4)[None, :] + row[:, None] * 4
-                else:
-                    spot = block + (d * ROWS)[None, :] + tl.max_contiguous(row, 4)[:, None]
-                tl.store(spot, (x / tau * STRETCH).to(lines.dtype.element_ty), mask=(d < D)[None, :])
+            block = lines + (problem * blocks + tile) * (D * ROWS)
+            row = tl.arange(0, ROWS)
+            if lines.dtype.element_ty == tl.float16:
+                spot = block + (d // 4 * (4 * ROWS) + d % 4)[None, :] + row[:, None] * 4
+            else:
+                spot = block + (d * ROWS)[None, :] + tl.max_contiguous(row, 4)[:, None]
+            inside = d < tl.where(tile < blocks, D, 0)
+            tl.store(spot, (x / tau * STRETCH).to(lines.dtype.element_ty), mask=inside[None, :])
         if CODES:
             if crowded:
                 cell, start, per_width = _find_cell(x, base, index, G, GP)
@@ -144,7 +144,8 @@ def locate_kernel(
             if EXPONENTIAL:
                 width = tl.load(base + cell + 1) - start
                 distance = tl.minimum(tl.maximum(x - start, 0.0), width)
-                above, below = sinh_ratio(distance / tau, width / tau), sinh_ratio((width - distance) / tau, width / tau)
+                above, below = distance / tau, (width - distance) / tau
+                above, below = sinh_ratio(above, width / tau), sinh_ratio(below, width / tau)
                 rest = tl.minimum(tl.maximum(1 - below, 0.0), 1.0)
             else:
                 above = tl.maximum((x - start) * per_width, 0.0)

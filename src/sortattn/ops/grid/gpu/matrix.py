@@ -108,10 +108,19 @@ def between(
 
 @triton.jit
 def bound(
-    nodes, tau, numbers, count, epsilon, D: tl.constexpr, DIMS: tl.constexpr, G: tl.constexpr, GP: tl.constexpr,
-    DECAYS: tl.constexpr, RIESZ: tl.constexpr
-):  # fmt: skip
-    """A number that no `Phi_ij` of a head exceeds, from its `nodes (D, GP)`: that of a spline is at an end or a kink."""
+    nodes,
+    tau,
+    numbers,
+    count,
+    epsilon,
+    D: tl.constexpr,
+    DIMS: tl.constexpr,
+    G: tl.constexpr,
+    GP: tl.constexpr,
+    DECAYS: tl.constexpr,
+    RIESZ: tl.constexpr,
+):
+    """A number that no `Phi_ij` of a head exceeds, from its `nodes (D, GP)`; splines are largest at ends or kinks."""
     d = tl.arange(0, DIMS)
     line = nodes + tl.minimum(d, D - 1) * GP
     low, high = tl.load(line), tl.load(line + G - 1)

@@ -13,7 +13,7 @@ from .slopes import looked_up
 from .tables import Places, Readable, Steep
 
 # points of a block, warps, and dimensions in a row
-_BLOCK = (128, 4, 2)
+_BLOCK = (128, 4, 8)
 
 
 @triton.jit
@@ -89,12 +89,14 @@ def tilt_kernel(
     CHANNELS: tl.constexpr,
     EVEN: tl.constexpr,
     ONE: tl.constexpr,
+    COUNTED: tl.constexpr,
     FACTORS: tl.constexpr,
     EXTRAS: tl.constexpr,
 ):
-    """`out (P, D, N)`: the derivative of `sum_g w_g(t_nd) (<row_n, F_dg> + extra_n E_dg) factor_n` by `t_nd`.
+    """`out (P, N, D)`: the derivative of `sum_g w_g(t_nd) (<row_n, F_dg> + extra_n E_dg) factor_n` by `t_nd`.
 
-    From what `steep_kernel` made of F and E. ONE: a block holds all channels; EVEN: and no more.
+    From what `steep_kernel` made of F and E, this if COUNTED; without EXTRAS these are one, as FACTORS are. UNROLL
+    dimensions of a point are stored at once. ONE: a block holds all channels; EVEN: and no more.
     """
     problem = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -104,15 +106,17 @@ def tilt_kernel(
     factor = tl.full((ROWS, 1), 1.0, tl.float32)
     if FACTORS:
         factor = tl.load(factors + at)
-    extra = tl.zeros((ROWS, 1), tl.float32)
+    extra = tl.full((ROWS, 1), 1.0, tl.float32)
     if EXTRAS:
         extra = tl.load(extras + at)
     channel = tl.arange(0, CHANNELS)[None, :]
     rows_at = rows + at * channels
     row = tl.load(rows_at + channel, mask=channel < channels, other=0.0).to(tl.float32)
-    for d0 in range(0, D, UNROLL):
+    column = tl.arange(0, UNROLL)[None, :]
+    for d in range(0, D, UNROLL):
+        slopes = tl.zeros((ROWS, UNROLL), tl.float32)
         for step in tl.static_range(UNROLL):
-            line = problem * D + d0 + step
+            line = problem * D + d + step
             cell, share = split_place(tl.load(places + line * length + safe))
             entry = line * (2 * GP) + 2 * cell + (share > 0).to(tl.int32)
             if EVEN:
@@ -121,9 +125,10 @@ def tilt_kernel(
             else:
                 slope = looked_up(row, rows_at, table, entry, here, channels, CHANNELS, ONE)
             slope *= tl.load(units + line)
-            if EXTRAS:
+            if COUNTED:
                 slope += extra * tl.load(weights + entry)
-            tl.store(out + line * length + n, (slope * factor).to(out.dtype.element_ty), mask=here)
+            slopes = tl.where(column == step, slope * factor, slopes)
+        tl.store(out + at * D + d + column, slopes.to(out.dtype.element_ty), mask=here)
 
 
 def steepen(grid: Grid, changes: Readable) -> Steep:
@@ -147,7 +152,7 @@ def steepen(grid: Grid, changes: Readable) -> Steep:
         CHANNELS=channel_block(channels),
         SCALED=grid.layout.narrow,
     )
-    return Steep(table, weights, units)
+    return Steep(changes, table, weights, units)
 
 
 def tilt(
@@ -155,11 +160,12 @@ def tilt(
     places: Places,
     rows: Tensor,
     slopes: Steep,
+    counted: bool,
     factors: Tensor | None,
     extras: Tensor | None,
     out: Tensor,
 ) -> None:
-    """What `derive` does, of hats."""
+    """The derivatives by points, see `tilt_kernel`, to `out (P, N, D)`."""
     length, channels = rows.shape[1:]
     tall, warps, unroll = _BLOCK
     wide = channel_block(channels)
@@ -182,6 +188,7 @@ def tilt(
         CHANNELS=wide,
         EVEN=channels == wide,
         ONE=channels <= wide,
+        COUNTED=counted,
         FACTORS=factors is not None,
         EXTRAS=extras is not None,
         num_warps=warps,

@@ -93,8 +93,9 @@ class Slopes:
 
 @dataclass(frozen=True)
 class Steep:
-    """The slopes of hats, see `steep_kernel`."""
+    """The slopes of hats, see `steep_kernel`, and the changes that they are made from."""
 
+    changes: Readable
     table: Tensor
     weights: Tensor
     units: Tensor
@@ -102,7 +103,7 @@ class Steep:
     def some(self, heads: slice) -> "Steep":
         if whole(self.table, heads):
             return self
-        return Steep(self.table[heads], self.weights[heads], self.units[heads])
+        return Steep(self.changes.some(heads), self.table[heads], self.weights[heads], self.units[heads])
 
 
 @dataclass(frozen=True)

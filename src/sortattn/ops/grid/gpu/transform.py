@@ -64,8 +64,8 @@ def transform_kernel(
       or F there. WEIGHTED: `counts (P, D, GP)` are made like the rows. Otherwise they are sums of ramps of `length`
       points, MASKED of `whole (P)`; those of `seconds` differ for exponentials
 
-    Without MADE the kernel between nodes is computed here, otherwise it is in `phi`. `phi_largest (P)` and `largest (P)` are the largest numbers of phi and of the table, as bits. With FACTOR, `factor
-    (P)` multiplies everything.
+    Without MADE the kernel between nodes is computed here, otherwise it is in `phi`, and the largest number of it, as
+    bits, in `phi_largest (P)`; `largest (P)` is that of the table. With FACTOR, `factor (P)` multiplies everything.
     """
     at = tl.program_id(0).to(tl.int64)
     problem = at // D
@@ -116,10 +116,12 @@ def transform_kernel(
         if not MADE:
             row, column, next_row = i[:, None], j[None, :], next_[:, None]
             if TRANSPOSED:
-                here, there = between(column, row, *kernel, G, GP, DECAYS, RIESZ), between(column, next_row, *kernel, G, GP, DECAYS, RIESZ)
+                here = between(column, row, *kernel, G, GP, DECAYS, RIESZ)
+                there = between(column, next_row, *kernel, G, GP, DECAYS, RIESZ)
                 first = between(j, 0 * j, *kernel, G, GP, DECAYS, RIESZ)
             else:
-                here, there = between(row, column, *kernel, G, GP, DECAYS, RIESZ), between(next_row, column, *kernel, G, GP, DECAYS, RIESZ)
+                here = between(row, column, *kernel, G, GP, DECAYS, RIESZ)
+                there = between(next_row, column, *kernel, G, GP, DECAYS, RIESZ)
                 first = between(0 * j, j, *kernel, G, GP, DECAYS, RIESZ)
         elif TRANSPOSED:
             here = tl.load(matrix + j[None, :] * GP + i[:, None])
@@ -172,7 +174,8 @@ def transform(
     base = empty(grid.problems, grid.dims, channels, device=table.device)
     normaliser = empty(grid.problems, grid.dims, padded, 2, device=table.device)
     unscale = empty(grid.problems, device=table.device)
-    quick(transform_kernel, grid.launches, changes, transposed)[(grid.problems * grid.dims, padded // block, count_blocks(channels, wide))](
+    programs = (grid.problems * grid.dims, padded // block, count_blocks(channels, wide))
+    quick(transform_kernel, grid.launches, changes, transposed)[programs](
         table,
         tables.counts,
         tables.seconds,
