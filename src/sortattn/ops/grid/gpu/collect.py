@@ -256,7 +256,7 @@ def collect_rows(grid: Grid, places: Places, rows: Tensor, largest: Tensor) -> T
         num_warps=8 if narrow else 4,
         num_stages=stages,
         # two blocks a multiprocessor, where that leaves enough
-        **(registers(128) if places.codes and rows.dtype == torch.float16 and not grid.hats else {}),
+        **(registers(128) if places.codes and not grid.hats else {}),
         FAST=FAST,
         **grid.layout.precision,
     )

@@ -14,7 +14,6 @@ from .layout import LINE, count_blocks
 from .record import empty
 from .tables import Places
 
-TURNS = 4
 _LOG2_E = math.log2(math.e)
 
 
@@ -173,7 +172,8 @@ def locate(
     # points and dimensions of a block, and warps; with twice as many dimensions it took 5 per cent longer
     tall, wide, warps = (LINE, 16, 4) if lines else (128, 16, 8)
     blocks = count_blocks(length, tall)
-    turns = 1 if kind == torch.float32 else TURNS
+    # as measured on one H200: for codes, 0.105 ms instead of 0.112 with four of them, of 16,384 points
+    turns = 1 if kind == torch.float32 else 8 if length >= 8192 else 4
     line = first
     if lines:
         kept = torch.float16 if grid.halves else torch.float32

@@ -12,8 +12,8 @@ from .record import empty
 from .slopes import looked_up
 from .tables import Places, Readable, Steep
 
-# points of a block, warps, and dimensions in a row
-_BLOCK = (128, 4, 8)
+# points of a block, warps, and dimensions in a row: of 16,384 points 0.86 ms, with four warps 0.97, with eight 2.0
+_BLOCK = (32, 1, 8)
 
 
 @triton.jit
