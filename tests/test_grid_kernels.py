@@ -43,6 +43,7 @@ def interpret():
     [
         ("add_riesz", "float32", "3"),
         ("add_riesz", "bfloat16", "3"),
+        ("add_riesz", "bfloat16", "17"),
         ("add_laplace", "float32", "2"),
         ("add_laplace", "float16", "3"),
         ("add_bump", "float32", "2"),

@@ -109,11 +109,18 @@ def locate_kernel(
     crowded = True
     if CODES:
         crowded = tl.max(tl.max(tl.load(index + 2 * (G - 1) + 1), 1), 0) > 1
+    rows_at = points + problem * length * D + d[None, :]
+    n = tl.program_id(0) * TURNS * ROWS + tl.arange(0, ROWS)
+    following = tl.load(rows_at + n[:, None] * D, mask=(n < length)[:, None] & (d < D)[None, :], other=0.0)
     for turn in range(0, TURNS):
         tile = tl.program_id(0) * TURNS + turn
         n = tile * ROWS + tl.arange(0, ROWS)
         here = (n < length)[:, None] & (d < D)[None, :]
-        x = tl.load(points + (problem * length + n)[:, None] * D + d[None, :], mask=here, other=0.0).to(tl.float32)
+        x = following.to(tl.float32)
+        # the next points are on their way meanwhile
+        next_ = n + ROWS
+        wanted = (next_ < tl.where(turn + 1 < TURNS, length, 0))[:, None] & (d < D)[None, :]
+        following = tl.load(rows_at + next_[:, None].to(tl.int64) * D, mask=wanted, other=0.0)
         # four points of a line a thread, as it is for float32: with the eight that fit for codes it took a third longer
         out = (problem * D + d)[None, :] * length + tl.max_contiguous(n, 4)[:, None]
         if MASKED:

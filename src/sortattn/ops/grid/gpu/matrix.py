@@ -88,7 +88,8 @@ def between(
     RIESZ: tl.constexpr,
 ):
     """`Phi_ij` of one dimension, with the correction for a kink at zero; zero beyond G."""
-    s, t = tl.load(nodes + tl.minimum(i, G - 1)), tl.load(nodes + tl.minimum(j, G - 1))
+    # the second one is loaded for all i: then a thread has a row, and sums along it take fewer instructions
+    s, t = tl.load(nodes + tl.minimum(i, G - 1)), tl.load(nodes + tl.minimum(j + 0 * i, G - 1))
     if RIESZ:
         # |s| + |t| - |s - t|: twice the smaller one where the signs agree
         least = tl.minimum(tl.abs(s), tl.abs(t))
