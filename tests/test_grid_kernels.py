@@ -43,6 +43,7 @@ def interpret():
     [
         ("add_riesz", "float32", "3"),
         ("add_riesz", "bfloat16", "3"),
+        ("add_riesz", "bfloat16", "17"),
         ("add_laplace", "float32", "2"),
         ("add_laplace", "float16", "3"),
         ("add_bump", "float32", "2"),
@@ -108,3 +109,7 @@ def test_the_operator_compiles_and_maps(interpret):
 
 def test_a_call_that_is_played_again_gives_the_same_bits(interpret):
     interpret("played")
+
+
+def test_gradients_of_a_call_that_is_played_again_are_the_same_bits(interpret):
+    interpret("played_gradients")
