@@ -28,6 +28,7 @@ def emulate(monkeypatch) -> None:
     for module in (cuda, short):
         monkeypatch.setattr(module, "on", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(cuda, "room_of", lambda device: 227 << 10)
+    monkeypatch.setattr(cuda, "processors_of", lambda device: 0)
     monkeypatch.setattr(cuda, "serves", lambda query, value, kernel: kernel in cuda.NAMES)
 
 

@@ -35,8 +35,9 @@ _TYPES = {torch.float32: "float", torch.float64: "double"}
 _THREADS = 128
 # three blocks of this size fit into a multiprocessor of Hopper, two into one of Ampere, one into smaller ones
 _SHARED = 72 << 10
-# of the forward pass in float32: factors of e^-|s - t| take twice the room
-_TILES, _FACTORS = 73 << 10, 98 << 10
+# of the forward pass in float32, by the groups of warps of a block: factors of e^-|s - t| take twice the room, and
+# where there is less of it not all dimensions have them
+_TILES, _FACTORS, _FEWER_FACTORS = {1: 73 << 10, 2: 125 << 10}, {1: 105 << 10, 2: 174 << 10}, 98 << 10
 # of slopes with one step, with three, and with factors
 _PLACES = {AddRiesz.name: 88 << 10, AddBump.name: 106 << 10, AddLaplace.name: 79 << 10}
 _SLOPE_THREADS = 256
@@ -61,10 +62,13 @@ def serves(query: Tensor, value: Tensor, kernel: str) -> bool:
 
 
 @lru_cache
-def kernel_of(entry: str, kernel: str, dtype: torch.dtype, wide: bool, coarse: bool = False) -> Kernel:
+def kernel_of(
+    entry: str, kernel: str, dtype: torch.dtype, wide: bool, coarse: bool = False, groups: int = 1, roomy: bool = True
+) -> Kernel:
     """The function `entry` for a kernel and a type; `wide` for more than 64 dimensions or channels.
 
-    `coarse` makes products of numbers with eleven digits.
+    `coarse` makes products of numbers with eleven digits. `groups` of warps share the rows of a block, in the forward
+    pass of float32; `roomy` see `is_roomy`.
     """
     defines = (
         ("NUMBER", _TYPES[dtype]),
@@ -72,14 +76,17 @@ def kernel_of(entry: str, kernel: str, dtype: torch.dtype, wide: bool, coarse: b
         ("CHUNKS", _WIDEST // _CHUNK if wide else 1),
         ("EPSILON", repr(RIESZ_EPSILON)),
     )
-    room = ("SHARED", shared_of(entry, kernel, dtype, coarse))
+    room = ("SHARED", shared_of(entry, kernel, dtype, coarse, groups, roomy))
     coarse = ("COARSE", int(coarse))
     if entry in ("forward", "forward_values") and dtype == torch.float32:
         # those that hold more, of factors or of sums in integers, have twice the registers
         blocks = 2 if wide or kernel in (AddLaplace.name, AddRiesz.name, Laplace.name) else 3
         return Kernel(
             _FORWARD, "forward",
-            (*defines, ("BLOCKS", blocks), room, coarse, ("REVERSED", int(entry == "forward_values"))),
+            (
+                *defines, ("BLOCKS", blocks if groups == 1 else 1), room, coarse,
+                ("REVERSED", int(entry == "forward_values")), ("GROUPS", groups), ("ROOMY", int(roomy)),
+            ),
         )  # fmt: skip
     if entry in ("prepare", "slopes"):
         return Kernel(_SLOPES, entry, (*defines, ("BLOCKS", 2), room, coarse, ("SLICE", _SLICE)))
@@ -99,12 +106,25 @@ def room_of(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
-def shared_of(entry: str, kernel: str, dtype: torch.dtype, coarse: bool) -> int:
+@lru_cache
+def processors_of(device: torch.device) -> int:
+    """How many multiprocessors there are."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def is_roomy(device: torch.device) -> bool:
+    """Whether a block may have the shared memory for the factors of all dimensions."""
+    return room_of(device) >= _FACTORS[1]
+
+
+def shared_of(entry: str, kernel: str, dtype: torch.dtype, coarse: bool, groups: int = 1, roomy: bool = True) -> int:
     """Bytes of shared memory of a block."""
     if entry in ("prepare", "slopes"):
         return _PLACES[AddBump.name if coarse and kernel == AddLaplace.name else kernel]
     if entry in ("forward", "forward_values") and dtype == torch.float32:
-        return _FACTORS if kernel == AddLaplace.name else _TILES
+        if kernel != AddLaplace.name:
+            return _TILES[groups]
+        return _FACTORS[groups] if roomy else _FEWER_FACTORS
     return 0 if entry == "backward_quotient" else _SHARED
 
 
@@ -133,9 +153,17 @@ class _Call:
 
     def launch(self, entry: str, rows: int, *arguments, passes: int = 1) -> None:
         """Launch a block for every tile of `rows` rows of every problem, `passes` times."""
-        kernel = kernel_of(entry, self.kernel, self.dtype, self.wide, self.inputs.coarse)
-        shared = shared_of(entry, self.kernel, self.dtype, self.inputs.coarse)
-        kernel((self.problems * self.blocks(rows), passes), _THREADS, *arguments, shared=shared)
+        coarse, groups, roomy = self.inputs.coarse, self.groups(entry, rows), is_roomy(self.inputs.query.device)
+        kernel = kernel_of(entry, self.kernel, self.dtype, self.wide, coarse, groups, roomy)
+        shared = shared_of(entry, self.kernel, self.dtype, coarse, groups, roomy)
+        kernel((self.problems * self.blocks(rows), passes), _THREADS * groups, *arguments, shared=shared)
+
+    def groups(self, entry: str, rows: int) -> int:
+        """Groups of warps of a block: two, if every multiprocessor has at most one block, and room for both."""
+        device = self.inputs.query.device
+        few = self.problems * self.blocks(rows) <= processors_of(device)
+        able = entry in ("forward", "forward_values") and self.dtype == torch.float32 and not self.wide
+        return 2 if few and able and room_of(device) >= _FACTORS[2] else 1
 
     def survey(self) -> tuple[Tensor | None, int]:
         """What `survey.cu` finds in the inputs, and in how many slices; None if blocks look for themselves."""
