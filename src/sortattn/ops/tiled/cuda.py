@@ -170,8 +170,12 @@ class _Sizes(NamedTuple):
         return kernel.prepared((self.problems * self.blocks(rows), passes), _THREADS * groups, *last, shared=shared)
 
     def _groups(self, entry: str, rows: int) -> int:
-        """Groups of warps of a block: two, if every multiprocessor has at most one block, and room for both."""
-        few = self.problems * self.blocks(rows) <= processors_of(self.device)
+        """Groups of warps of a block: two, if every multiprocessor has at most one block, and room for both.
+
+        Of `add_laplace` also if it has two blocks and then one more, for which one group would be alone.
+        """
+        blocks, processors = self.problems * self.blocks(rows), processors_of(self.device)
+        few = blocks <= processors or (self.kernel == AddLaplace.name and 2 * processors < blocks <= 3 * processors)
         able = entry in ("forward", "forward_values") and self.dtype == torch.float32 and not self.wide
         return 2 if few and able and room_of(self.device) >= _FACTORS[2] else 1
 
