@@ -40,6 +40,17 @@ def test_tiled_kernels_for_inputs_of_16_bits_compile(name):
     compile_all(passes(name, torch.float32, False, coarse=True), "sm_90")
 
 
+@pytest.mark.parametrize("name", cuda.STEPS)
+def test_tiled_kernels_for_few_blocks_compile(name):
+    entries = ("forward", "forward_values")
+    compile_all([cuda.kernel_of(entry, name, torch.float32, False, groups=2) for entry in entries], "sm_90")
+
+
+def test_the_forward_kernel_for_gpus_with_little_shared_memory_compiles():
+    assert cuda.shared_of("forward", "add_laplace", torch.float32, False, roomy=False) <= 99 << 10
+    compile_all([cuda.kernel_of("forward", "add_laplace", torch.float32, False, roomy=False)], "sm_120")
+
+
 @pytest.mark.parametrize("name", cuda.STEPS[1:])
 def test_gradients_for_gpus_with_little_shared_memory_compile(name):
     compile_all([cuda.kernel_of("backward_query", name, torch.float32, False)], "sm_120")

@@ -62,6 +62,25 @@ def test_every_path_of_the_forward_kernel_computes_the_definition(name):
     compare(name, query, key, value * 1e30)
 
 
+def test_a_block_without_room_for_all_factors_computes_the_definition(monkeypatch):
+    monkeypatch.setattr(cuda, "room_of", lambda device: 99 << 10)
+    compare("add_laplace", *draw(Shape((1,), 70, 80, 33, 20), torch.float32))
+
+
+@pytest.mark.parametrize("name", NAMES[:-1])
+def test_two_groups_of_warps_compute_the_definition(name, monkeypatch):
+    monkeypatch.setattr(cuda, "processors_of", lambda device: 1000)
+    # of three tiles the groups have two and one, of one tile one has none
+    shape = Shape((1,), 70, 140, 33, 20)
+    query, key, value = draw(shape, torch.float32)
+    mask = torch.rand(1, 140, generator=torch.Generator().manual_seed(2)) < 0.6
+    compare(name, query, key, value, is_causal=True)
+    compare(name, query, key, value, key_mask=mask)
+    compare(name, query, key[:, :40], value[:, :40])
+    case, gradient = CASES[name], cotangent(shape, torch.float32)
+    check(define(case, (query, key, value), gradient), case, (query, key, value), gradient, backend="tiled")
+
+
 def compare_gradients(name, inputs, gradient, **options):
     """Of queries, keys, values and the bandwidth."""
     kernel = CASES[name].kernel

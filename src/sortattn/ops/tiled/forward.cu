@@ -3,22 +3,24 @@
 // A block has 64 queries and walks over the keys, 64 at a time; a warp has 32 of both. A thread holds the scores of 4
 // queries and 8 keys where tensor cores want them, so that the product with the values needs no detour. Keys are
 // copied while the tile before is summed, and changed on the way into what the scores are made of. What a tile adds is
-// summed afresh and then added to the running sum, so that errors grow with the number of tiles. The same call has the
-// same bits.
+// summed afresh and then added to the running sum, so that errors grow with the number of tiles. Where there are few
+// blocks, two groups of warps share one and have every other tile each. The same call has the same bits.
 //
 // Set by cuda.py: NUMBER (float), KERNEL (a name of Kind), CHUNKS (blocks of 64 columns, one or at most four: then the
 // running sums lie in local memory), SHARED (bytes), BLOCKS (at least, on a multiprocessor), EPSILON (of the Riesz
 // kernels), COARSE (1 for inputs of 16 bits: products of halves alone), REVERSED (1 for the gradients of the values:
-// own rows are keys then, the others queries with the gradients of their sums in place of values).
+// own rows are keys then, the others queries with the gradients of their sums in place of values), GROUPS (of warps),
+// ROOMY (1 if there is shared memory for factors of all dimensions).
 
 #include "kinds.cu"
 
-constexpr int THREADS = 128, ROW_WARPS = 2;
+// of a group, and of all groups
+constexpr int THREADS = 128, ALL = GROUPS * THREADS, ROW_WARPS = 2;
 constexpr int OWN = 64, OTHER = 64;
 // columns of a tile; four more keep the rows of neighbouring threads in different banks
 constexpr int WIDTH = 64, STRIDE = WIDTH + 4;
-// Of 16 dimensions, 12 are two factors each and 4 are points, whose exponential a third pipe takes: 28 numbers.
-constexpr int GROUP = 16, FACTOR_DIMS = 12, NUMBERS = 2 * FACTOR_DIMS + GROUP - FACTOR_DIMS;
+// Of 16 dimensions, so many are two factors each; the others are points, whose exponential a third pipe takes.
+constexpr int GROUP = 16, FACTOR_DIMS = ROOMY ? GROUP : 12, NUMBERS = GROUP + FACTOR_DIMS;
 constexpr int POINTS = (FACTORS ? WIDTH / GROUP * NUMBERS : WIDTH) + 4;
 constexpr bool WIDE = CHUNKS > 1;
 // |s - t| of integers is one instruction with its sum, on another pipe than float's two: of four dimensions three are
@@ -31,23 +33,42 @@ constexpr int FEWEST_DIMS = 32;
 // sums of e^-|s - t| as factors and distances of fixed points are measured from the first key
 constexpr bool ORIGIN = KIND == ADD_LAPLACE || KIND == LAPLACE;
 
-struct Shared {
-    float query[OWN * POINTS], key[OTHER * POINTS];
+// what a group of warps has of the keys
+struct Tile {
+    float key[OTHER * POINTS];
     float raw[OTHER * STRIDE], value[OTHER * STRIDE];
+    float norm[OTHER];
+    int mark[OTHER];
+};
+
+// parts of a row's sums: two warps of every group have some of its keys
+constexpr int PARTS = 2 * GROUPS;
+struct Shared {
+    float query[OWN * POINTS];
+    Tile tiles[GROUPS];
     float origin[CHUNKS * WIDTH];
-    float own_norm[OWN], other_norm[OTHER];
+    float own_norm[OWN];
     // one, or NaN
     float spoilt[OWN];
-    Found parts[2][THREADS / 32];
-    int own_mark[OWN], other_mark[OTHER];
+    Found parts[2][ALL / 32];
+    int own_mark[OWN];
     // of all marks
     int least, most;
     // of a head's points, measured from the origin, and the power of two for its values
     float reach, mean, lift;
-    float part_total[OWN], part_shift[OWN];
+    float total[PARTS][OWN], shift[PARTS][OWN];
 };
+static_assert(GROUPS == 1 || !WIDE, "groups share the queries");
 static_assert(sizeof(Shared) <= SHARED, "cuda.py asks for less shared memory than is used");
 extern __shared__ __align__(16) unsigned char memory[];
+
+// of the group
+inline int group() { return threadIdx.x / THREADS; }
+inline int thread() { return threadIdx.x % THREADS; }
+inline void barrier(int number, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+inline void meet() { barrier(1 + group(), THREADS); }
 
 // ---- asynchronous copies
 
@@ -73,17 +94,16 @@ struct Rows {
     // 64 rows from `first` on, 64 columns from `column` on; zero where there is nothing
     void fetch(float *tile, int first, int column) const {
         if (whole) {
-            int row = threadIdx.x / 16, at = threadIdx.x % 16 * 4;
+            int row = thread() / 16, at = thread() % 16 * 4;
             const float *from = start + (long long)(first + row) * width + column + at;
-            bool inside = column + at < width;
+            int left = column + at < width ? count - first - row : 0;
+            constexpr int STEP = THREADS / 16;
 #pragma unroll
-            for (int i = 0; i < OTHER * 16 / THREADS; ++i) {
-                int step = i * (THREADS / 16);
-                bool there = inside && first + row + step < count;
-                copy(tile + (row + step) * STRIDE + at, there ? from + (long long)step * width : start, there ? 16 : 0);
-            }
+            for (int i = 0; i < OTHER; i += STEP, from += STEP * width)
+                // of what is beyond the last nothing is read
+                copy(tile + (row + i) * STRIDE + at, from, i < left ? 16 : 0);
         } else {
-            int row = threadIdx.x / WIDTH, at = threadIdx.x % WIDTH;
+            int row = thread() / WIDTH, at = thread() % WIDTH;
 #pragma unroll 1
             for (; row < OTHER; row += THREADS / WIDTH) {
                 bool there = column + at < width && first + row < count;
@@ -107,9 +127,10 @@ struct Setting {
 };
 
 // The rows of `raw`, 64 columns from `column` on, as the scores want them; two threads have a row.
-template <bool KEYS> inline void change(Shared &shared, const float *raw, int column, const Setting &setting) {
-    int row = threadIdx.x / 2, half = threadIdx.x % 2;
-    float *to = (KEYS ? shared.key : shared.query) + row * POINTS;
+template <bool KEYS>
+inline void change(Shared &shared, Tile &tile, const float *raw, int column, const Setting &setting) {
+    int row = thread() / 2, half = thread() % 2;
+    float *to = (KEYS ? tile.key : shared.query) + row * POINTS;
     float norm = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -137,24 +158,22 @@ template <bool KEYS> inline void change(Shared &shared, const float *raw, int co
         }
         if constexpr (FACTORS) {
             if (setting.quick) {
-                float *place = to + at / GROUP * NUMBERS;
-                if (at % GROUP == FACTOR_DIMS) {
-                    for (int e = 0; e < 4; ++e)
-                        // a dimension beyond the last adds nothing
-                        x[e] = KEYS && column + at + e >= setting.dims ? infinity() : x[e] * setting.numbers.rate;
-                    *reinterpret_cast<float4 *>(place + 2 * FACTOR_DIMS) = {x[0], x[1], x[2], x[3]};
-                } else {
-                    float y[8];
+                float *place = to + at / GROUP * NUMBERS, y[8];
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        bool inside = column + at + e < setting.dims;
-                        y[2 * e] = inside ? power_of_two(x[e] * setting.numbers.rate) : 0.0f;
-                        y[2 * e + 1] = inside ? power_of_two(-x[e] * setting.numbers.rate) : 0.0f;
-                    }
+                for (int e = 0; e < 4; ++e) {
+                    bool inside = column + at + e < setting.dims;
+                    x[e] *= setting.numbers.rate;
+                    // a dimension beyond the last adds nothing
+                    y[2 * e] = inside ? power_of_two(x[e]) : 0.0f;
+                    y[2 * e + 1] = inside ? power_of_two(-x[e]) : 0.0f;
+                    if (KEYS && !inside) x[e] = infinity();
+                }
+                if (at % GROUP < FACTOR_DIMS) {
                     float4 *both = reinterpret_cast<float4 *>(place + at % GROUP * 2);
                     both[0] = {y[0], y[1], y[2], y[3]};
                     both[1] = {y[4], y[5], y[6], y[7]};
-                }
+                } else
+                    *reinterpret_cast<float4 *>(place + 2 * FACTOR_DIMS) = {x[0], x[1], x[2], x[3]};
                 continue;
             }
             if (KEYS)
@@ -166,15 +185,15 @@ template <bool KEYS> inline void change(Shared &shared, const float *raw, int co
     }
     if constexpr (!STATIONARY) {
         norm += __shfl_xor_sync(~0u, norm, 1);
-        float &place = (KEYS ? shared.other_norm : shared.own_norm)[row];
+        float &place = (KEYS ? tile.norm : shared.own_norm)[row];
         if (half == 0) place = column ? place + norm : norm;
     }
 }
 
 // a thread's place in a tile: of queries g + 8 r, of keys 2 t + 8 s + e
 struct Place {
-    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    int down = threadIdx.x / 32 % ROW_WARPS * 32, across = threadIdx.x / 32 / ROW_WARPS * 32;
+    int g = thread() % 32 / 4, t = thread() % 4;
+    int down = thread() / 32 % ROW_WARPS * 32, across = thread() / 32 / ROW_WARPS * 32;
     int row(int r) const { return down + g + 8 * r; }
     int column(int j) const { return across + 2 * t + j / 2 * 8 + j % 2; }
 };
@@ -200,12 +219,12 @@ inline int distance_and_sum(float s, float t, int sum) {
 }
 
 // op(r, j, own, other) for N numbers of the rows from `d` on, of 8 R rows and 4 J keys
-template <int N, int R, int J, class Op> inline void pairs_at(const Shared &shared, int d, Op op) {
+template <int N, int R, int J, class Op> inline void pairs_at(const Shared &shared, const Tile &tile, int d, Op op) {
     struct alignas(4 * N) Vector {
         float x[N];
     };
     Place place;
-    const float *own = shared.query + place.row(0) * POINTS, *other = shared.key + place.column(0) * POINTS;
+    const float *own = shared.query + place.row(0) * POINTS, *other = tile.key + place.column(0) * POINTS;
     Vector mine[R];
 #pragma unroll
     for (int r = 0; r < R; ++r) mine[r] = *reinterpret_cast<const Vector *>(own + r * 8 * POINTS + d);
@@ -217,19 +236,23 @@ template <int N, int R, int J, class Op> inline void pairs_at(const Shared &shar
     }
 }
 
-// the same for `count` numbers of the rows, N at a time
-template <int N, int R, int J, class Op> inline void pairs(const Shared &shared, int count, Op op) {
+// The same for `count` numbers of the rows, N at a time; TIMES that together have fewer waits for shared memory.
+// Numbers beyond the last, up to a multiple of that, add nothing.
+template <int N, int R, int J, int TIMES = 1, class Op>
+inline void pairs(const Shared &shared, const Tile &tile, int count, Op op) {
 #pragma unroll 1
-    for (int d = 0; d < count; d += N) pairs_at<N, R, J>(shared, d, op);
+    for (int d = 0; d < count; d += TIMES * N)
+#pragma unroll
+        for (int i = 0; i < TIMES; ++i) pairs_at<N, R, J>(shared, tile, d + i * N, op);
 }
 
 // sums += what `count` dimensions add
-template <int R, int J>
-inline void add_terms_of(const Shared &shared, int count, const Setting &setting, float (&sums)[4][8]) {
+template <int R, int J> inline void add_terms_of(const Shared &shared, const Tile &tile, int count,
+                                                 const Setting &setting, float (&sums)[4][8]) {
     if constexpr (FIXED) {
         if (setting.quick) {
             int whole[R][J] = {};
-            pairs<4, R, J>(shared, count, [&](int r, int j, const float *own, const float *other) {
+            pairs<4, R, J, 2>(shared, tile, count, [&](int r, int j, const float *own, const float *other) {
 #pragma unroll
                 for (int e = 0; e < FIXED_DIMS; ++e) whole[r][j] = distance_and_sum(own[e], other[e], whole[r][j]);
                 sums[r][j] += fabsf(own[FIXED_DIMS] - other[FIXED_DIMS]);
@@ -243,12 +266,17 @@ inline void add_terms_of(const Shared &shared, int count, const Setting &setting
     }
     if constexpr (FACTORS) {
         if (setting.quick) {
-            // e^-|s - t| is the lesser of e^s and e^t times the lesser of e^-s and e^-t
-            auto lesser = [&](int r, int j, const float *own, const float *other) {
+            // e^-|s - t| is e^s e^-t or e^-s e^t, and the other one is not below one: three instructions on one pipe
+            auto product = [&](int r, int j, const float *own, const float *other) {
 #pragma unroll
                 for (int e = 0; e < 4; e += 2)
-                    sums[r][j] = fmaf(fminf(own[e], other[e]), fminf(own[e + 1], other[e + 1]), sums[r][j]);
+                    sums[r][j] =
+                        fmaf(__saturatef(own[e] * other[e + 1]), __saturatef(own[e + 1] * other[e]), sums[r][j]);
             };
+            if constexpr (ROOMY) {
+                pairs<4, R, J, 2>(shared, tile, 2 * count, product);
+                return;
+            }
             auto exponential = [&](int r, int j, const float *own, const float *other) {
                 float fresh[4];
 #pragma unroll
@@ -259,16 +287,17 @@ inline void add_terms_of(const Shared &shared, int count, const Setting &setting
             for (int d = 0; d < (count + GROUP - 1) / GROUP * NUMBERS; d += NUMBERS) {
                 // in the middle of the others, so that both pipes have work
 #pragma unroll
-                for (int at = 0; at < FACTOR_DIMS; at += 4) pairs_at<4, R, J>(shared, d + at, lesser);
-                pairs_at<4, R, J>(shared, d + 2 * FACTOR_DIMS, exponential);
+                for (int at = 0; at < FACTOR_DIMS; at += 4) pairs_at<4, R, J>(shared, tile, d + at, product);
+                pairs_at<4, R, J>(shared, tile, d + 2 * FACTOR_DIMS, exponential);
 #pragma unroll
-                for (int at = FACTOR_DIMS; at < 2 * FACTOR_DIMS; at += 4) pairs_at<4, R, J>(shared, d + at, lesser);
+                for (int at = FACTOR_DIMS; at < 2 * FACTOR_DIMS; at += 4)
+                    pairs_at<4, R, J>(shared, tile, d + at, product);
             }
             return;
         }
     }
     constexpr int STEP = TABLE ? 1 : 4;
-    pairs<STEP, R, J>(shared, count, [&](int r, int j, const float *own, const float *other) {
+    pairs<STEP, R, J>(shared, tile, count, [&](int r, int j, const float *own, const float *other) {
         // a few terms first: fewer additions to a number that is larger than they are
         float fresh = term_of(own[0], other[0], setting.numbers);
 #pragma unroll
@@ -276,17 +305,18 @@ inline void add_terms_of(const Shared &shared, int count, const Setting &setting
         sums[r][j] += fresh;
     });
 }
-inline void add_terms(const Shared &shared, int count, const Setting &setting, Part part, float (&sums)[4][8]) {
+inline void add_terms(const Shared &shared, const Tile &tile, int count, const Setting &setting, Part part,
+                      float (&sums)[4][8]) {
     if (part.empty()) return;
     // one more row than fits into the tiles before is common: the token of a class
-    if (WIDE || (part.rows > 8 && part.keys > 8)) return add_terms_of<4, 8>(shared, count, setting, sums);
-    if (part.rows > 8) return add_terms_of<4, 2>(shared, count, setting, sums);
-    if (part.keys > 8) return add_terms_of<1, 8>(shared, count, setting, sums);
-    add_terms_of<1, 2>(shared, count, setting, sums);
+    if (WIDE || (part.rows > 8 && part.keys > 8)) return add_terms_of<4, 8>(shared, tile, count, setting, sums);
+    if (part.rows > 8) return add_terms_of<4, 2>(shared, tile, count, setting, sums);
+    if (part.keys > 8) return add_terms_of<1, 8>(shared, tile, count, setting, sums);
+    add_terms_of<1, 2>(shared, tile, count, setting, sums);
 }
 
 // Scores from the sums of terms, in units of `unit`, zero for pairs that are not seen; of `laplace` the logarithms.
-inline void finish(const Shared &shared, const Setting &setting, bool masked, float (&scores)[4][8]) {
+inline void finish(const Shared &shared, const Tile &tile, const Setting &setting, bool masked, float (&scores)[4][8]) {
     Place place;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
@@ -298,8 +328,8 @@ inline void finish(const Shared &shared, const Setting &setting, bool masked, fl
         for (int j = 0; j < 8; ++j) {
             float &score = scores[r][j];
             if constexpr (KIND == ADD_RIESZ)
-                score = setting.quick ? norm + shared.other_norm[place.column(j)] - score : fmaf(2, score, norm);
-            if constexpr (KIND == RIESZ) score = norm + sqrtf(shared.other_norm[place.column(j)]) - sqrtf(score);
+                score = setting.quick ? norm + tile.norm[place.column(j)] - score : fmaf(2, score, norm);
+            if constexpr (KIND == RIESZ) score = norm + sqrtf(tile.norm[place.column(j)]) - sqrtf(score);
             if constexpr (KIND == LAPLACE) score = -score / setting.numbers.tau;
         }
     }
@@ -308,7 +338,7 @@ inline void finish(const Shared &shared, const Setting &setting, bool masked, fl
         for (int r = 0; r < 4; ++r)
 #pragma unroll
             for (int j = 0; j < 8; ++j)
-                if (shared.other_mark[place.column(j)] >= shared.own_mark[place.row(r)])
+                if (tile.mark[place.column(j)] >= shared.own_mark[place.row(r)])
                     scores[r][j] = KIND == LAPLACE ? -infinity() : 0.0f;
 }
 
@@ -324,7 +354,7 @@ inline int exponent_of(float most) {
 
 // Halves have 11 digits, so two of them 22: three products lose hardly more than float32 does. Rows are scaled to what
 // halves can hold, and back as they are added. Tensor cores truncate their sums: these are short.
-inline void add_rows(const Shared &shared, const float (&scores)[4][8], float (&running)[2][8][4]) {
+inline void add_rows(const Tile &tile, const float (&scores)[4][8], float (&running)[2][8][4]) {
     Place place;
     float up[4], down[4];
 #pragma unroll
@@ -345,8 +375,7 @@ inline void add_rows(const Shared &shared, const float (&scores)[4][8], float (&
                 int r = 2 * i + e % 2, j = 4 * s + e / 2 * 2;
                 split(scores[r][j] * up[r], scores[r][j + 1] * up[r], large[s][i][e], small[s][i][e]);
             }
-    // column n of product j is column 2 n + 16 (j / 2) + j % 2: a thread reads two neighbours, and writes four
-    const float *rows = shared.value + place.column(0) * STRIDE + 2 * place.g;
+    const float *from = tile.value + place.column(0) * STRIDE + 4 * place.g;
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
         float fresh[2][2][4] = {};
@@ -354,12 +383,10 @@ inline void add_rows(const Shared &shared, const float (&scores)[4][8], float (&
         for (int s = 0; s < 2; ++s) {
             unsigned more[2][2], less[2][2];
 #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                const float *from = rows + (s * 16 + e * 8) * STRIDE + c * 16;
-                float2 one = *reinterpret_cast<const float2 *>(from);
-                float2 next = *reinterpret_cast<const float2 *>(from + STRIDE);
-                split(one.x, next.x, more[0][e], less[0][e]);
-                split(one.y, next.y, more[1][e], less[1][e]);
+            for (int j = 0; j < 2; ++j) {
+                uint4 both =
+                    *reinterpret_cast<const uint4 *>(from + (s * 16 + c / 2 * 8) * STRIDE + c % 2 * 64 + j * 32);
+                more[j][0] = both.x, more[j][1] = both.y, less[j][0] = both.z, less[j][1] = both.w;
             }
 #pragma unroll
             for (int i = 0; i < 2; ++i)
@@ -382,18 +409,30 @@ inline void add_rows(const Shared &shared, const float (&scores)[4][8], float (&
     }
 }
 
-// the four neighbours of row g + 16 i + 8 h, from column 16 c + 4 t on
-inline float4 held(const float (&running)[2][8][4], int i, int h, int c) {
-    return {running[i][2 * c][2 * h], running[i][2 * c + 1][2 * h], running[i][2 * c][2 * h + 1],
-            running[i][2 * c + 1][2 * h + 1]};
-}
-
-// values that halves cannot hold, or not with all their digits, are multiplied where they lie
-inline void lift_values(Shared &shared) {
-    if (shared.lift == 1) return;
-    for (int i = threadIdx.x; i < OTHER * WIDTH; i += THREADS)
-        shared.value[i / WIDTH * STRIDE + i % WIDTH] *= shared.lift;
-    __syncthreads();
+// Values as halves, where they lie: of four keys as a thread of a product has them, two and two of them neighbours, and
+// of every column the large halves and then the small ones. All are multiplied by a power of two where halves could not
+// hold them, or not with all their digits.
+inline void split_values(const Shared &shared, Tile &tile) {
+    float lift = shared.lift;
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = thread() / 32; i < OTHER / 4; i += THREADS / 32) {
+        float *rows = tile.value + (i / 4 * 16 + i % 4 * 2) * STRIDE;
+        float2 x[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            x[k] = *reinterpret_cast<const float2 *>(rows + (k / 2 * 8 + k % 2) * STRIDE + 2 * lane);
+            if (lift != 1) x[k].x *= lift, x[k].y *= lift;
+        }
+        uint4 words[2];
+        split(x[0].x, x[1].x, words[0].x, words[0].z), split(x[2].x, x[3].x, words[0].y, words[0].w);
+        split(x[0].y, x[1].y, words[1].x, words[1].z), split(x[2].y, x[3].y, words[1].y, words[1].w);
+        // all lanes have read
+        __syncwarp();
+        uint4 *to = reinterpret_cast<uint4 *>(rows + lane / 16 * 8 * STRIDE + lane % 16 * 8);
+        to[0] = words[0], to[1] = words[1];
+    }
+    meet();
 }
 
 // ---- the softmax of `laplace`: a warp keeps the largest logarithm of its part of a row
@@ -431,30 +470,30 @@ inline void look_at(const Rows &rows, const float *origin, Found &found) {
     int count = rows.count * rows.width;
     if (rows.whole)
 #pragma unroll 4
-        for (int i = threadIdx.x * 4; i < count; i += THREADS * 4) {
+        for (int i = threadIdx.x * 4; i < count; i += ALL * 4) {
             float4 x = *reinterpret_cast<const float4 *>(rows.start + i);
             const float *from = origin + (origin ? i % rows.width : 0);
             look(x.x, origin ? from[0] : 0.0f, found), look(x.y, origin ? from[1] : 0.0f, found);
             look(x.z, origin ? from[2] : 0.0f, found), look(x.w, origin ? from[3] : 0.0f, found);
         }
     else
-        for (int i = threadIdx.x; i < count; i += THREADS)
+        for (int i = threadIdx.x; i < count; i += ALL)
             look(rows.start[i], origin ? origin[i % rows.width] : 0.0f, found);
 }
 
 // The extent of the head's points and of its values, and which rows hold what is no number: from what survey.cu found
 // or, in a short head, by looking at all of it. A barrier follows.
 inline void look_around(Shared &shared, const Found *found, const Rows &queries, const Rows &keys, const Rows &values,
-                        int first, int each, int group, int slices) {
+                        int first, int each, int heads, int slices) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Found points = {}, numbers = {};
     if (found) {
-        int parts = (group + 2) * slices;
+        int parts = (heads + 2) * slices;
         for (int i = lane; warp == 0 && i < parts; i += 32) {
             bool value = i >= parts - slices;
             // of grouped heads, which have their own queries, below
             Found part = found[i];
-            if (group > 1 && i < group * slices) part.largest = 0;
+            if (heads > 1 && i < heads * slices) part.largest = 0;
             join(value ? numbers : points, part);
         }
     } else {
@@ -466,13 +505,13 @@ inline void look_around(Shared &shared, const Found *found, const Rows &queries,
     points = join_lanes(points), numbers = join_lanes(numbers);
     if (lane == 0) shared.parts[0][warp] = points, shared.parts[1][warp] = numbers;
     __syncthreads();
-    for (int w = 0; w < THREADS / 32; ++w)
+    for (int w = 0; w < ALL / 32; ++w)
         if (w != warp) join(points, shared.parts[0][w]), join(numbers, shared.parts[1][w]);
     int thread = threadIdx.x;
     if (thread < OWN) {
         float most = fmaxf(points.largest, numbers.largest);
         int row = min(first + thread, queries.count - 1);
-        if (group > 1) most = fmaxf(most, largest(found + row / each * slices, slices));
+        if (heads > 1) most = fmaxf(most, largest(found + row / each * slices, slices));
         shared.spoilt[thread] = poison(most);
     }
     if (thread == 0) {
@@ -482,7 +521,7 @@ inline void look_around(Shared &shared, const Found *found, const Rows &queries,
         shared.reach = points.reach;
         shared.mean = points.sum / (float(queries.count + keys.count) * keys.width);
     }
-    for (int d = thread; ORIGIN && d < CHUNKS * WIDTH; d += THREADS)
+    for (int d = thread; ORIGIN && d < CHUNKS * WIDTH; d += ALL)
         shared.origin[d] = d < keys.width && keys.count ? keys.start[d] : 0.0f;
 }
 
@@ -502,32 +541,34 @@ inline Setting settle(const Shared &shared, Numbers numbers, int dims) {
     return setting;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
     forward(const float *query, const float *key, const float *value, const float *weight, const float *bandwidth,
             const float *table, const Found *found, float *out, float *copy_out, float *total_out, float *shift_out,
             long long rows, long long columns, long long dims, long long channels, long long each, long long causal,
             long long count, long long normalised, long long slices, double tau) {
     Shared &shared = *reinterpret_cast<Shared *>(memory);
+    Tile &tile = shared.tiles[group()];
     unsigned tiles = (rows + OWN - 1) / OWN;
     long long p = blockIdx.x / tiles;
     // the last tiles first: with a causal mask they have the most to do
     int first = (tiles - 1 - blockIdx.x % tiles) * OWN;
-    int group = REVERSED ? 1 : unsigned(rows) / unsigned(each);
+    int heads = REVERSED ? 1 : unsigned(rows) / unsigned(each);
     Rows queries(query + p * rows * dims, rows, dims), keys(key + p * columns * dims, columns, dims);
     Rows values(value + p * columns * channels, columns, channels);
     const float *weights = weight ? weight + p * (REVERSED ? rows : columns) : nullptr;
     // of one head, the queries that see the first key of the block
     int begin = REVERSED && causal && each == columns ? max(first + int(each - rows), 0) / OTHER * OTHER : 0;
+    begin += group() * OTHER;
     if constexpr (!WIDE) {
-        queries.fetch(shared.value, first, 0);
-        keys.fetch(shared.raw, begin, 0);
+        if (group() == 0) queries.fetch(tile.value, first, 0);
+        keys.fetch(tile.raw, begin, 0);
     }
     if (threadIdx.x < OWN) {
         // rows beyond the last see what it sees, and are not written
         int row = min(first + int(threadIdx.x), int(rows) - 1);
         shared.own_mark[threadIdx.x] = own_mark(row, rows, columns, each, causal, weights);
     }
-    look_around(shared, found ? found + p * (group + 2) * slices : nullptr, queries, keys, values, first, each, group,
+    look_around(shared, found ? found + p * (heads + 2) * slices : nullptr, queries, keys, values, first, each, heads,
                 slices);
     arrive();
     __syncthreads();
@@ -539,12 +580,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         if (threadIdx.x == 0) shared.least = least, shared.most = most;
     }
     auto mark_keys = [&](int start) {
-        if (threadIdx.x < OTHER)
-            shared.other_mark[threadIdx.x] = other_mark(start + threadIdx.x, rows, columns, each, causal, weights);
+        if (thread() < OTHER) tile.mark[thread()] = other_mark(start + thread(), rows, columns, each, causal, weights);
     };
     if constexpr (!WIDE) {
-        change<false>(shared, shared.value, 0, setting);
-        change<true>(shared, shared.raw, 0, setting);
+        if (group() == 0) change<false>(shared, tile, tile.value, 0, setting);
+        change<true>(shared, tile, tile.raw, 0, setting);
         mark_keys(begin);
     }
     __syncthreads();
@@ -554,50 +594,50 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (weights && !REVERSED) {
         // keys behind the last that takes part need no look
         int last = 0;
-        for (int n = threadIdx.x; n < end; n += THREADS)
+        for (int n = threadIdx.x; n < end; n += ALL)
             if (weights[n] != 0) last = n + 1;
         last = __reduce_max_sync(~0u, last);
         // nobody reads these before the next barrier
-        if (threadIdx.x % 32 == 0) shared.part_total[threadIdx.x / 32] = last;
+        if (threadIdx.x % 32 == 0) shared.total[0][threadIdx.x / 32] = last;
         __syncthreads();
         end = 0;
-        for (int w = 0; w < THREADS / 32; ++w) end = max(end, int(shared.part_total[w]));
+        for (int w = 0; w < ALL / 32; ++w) end = max(end, int(shared.total[0][w]));
     }
 
     float running[CHUNKS][2][8][4] = {}, total[4] = {}, shift[4];
     for (int r = 0; r < 4; ++r) shift[r] = -infinity();
 #pragma unroll 1
-    for (int start = begin; start < end; start += OTHER) {
+    for (int start = begin; start < end; start += GROUPS * OTHER) {
         float scores[4][8];
 #pragma unroll
         for (int r = 0; r < 4; ++r)
 #pragma unroll
             for (int j = 0; j < 8; ++j) scores[r][j] = 0;
-        bool more = start + OTHER < end;
+        int next = start + GROUPS * OTHER;
         Place place;
         Part part{int(rows) - first - place.down, end - start - place.across};
         if constexpr (!WIDE) {
-            values.fetch(shared.value, start, 0);
-            if (more) keys.fetch(shared.raw, start + OTHER, 0);
-            add_terms(shared, TABLE ? int(dims) : int(dims + 3) / 4 * 4, setting, part, scores);
+            values.fetch(tile.value, start, 0);
+            if (next < end) keys.fetch(tile.raw, next, 0);
+            add_terms(shared, tile, TABLE ? int(dims) : int(dims + 3) / 4 * 4, setting, part, scores);
         } else {
 #pragma unroll 1
             for (int d = 0; d < dims; d += WIDTH) {
-                __syncthreads();
-                queries.fetch(shared.value, first, d);
-                keys.fetch(shared.raw, start, d);
+                meet();
+                queries.fetch(tile.value, first, d);
+                keys.fetch(tile.raw, start, d);
                 arrive();
-                __syncthreads();
-                change<false>(shared, shared.value, d, setting);
-                change<true>(shared, shared.raw, d, setting);
+                meet();
+                change<false>(shared, tile, tile.value, d, setting);
+                change<true>(shared, tile, tile.raw, d, setting);
                 if (d == 0) mark_keys(start);
-                __syncthreads();
+                meet();
                 int left = min(int(dims) - d, WIDTH);
-                add_terms(shared, TABLE ? left : (left + 3) / 4 * 4, setting, part, scores);
+                add_terms(shared, tile, TABLE ? left : (left + 3) / 4 * 4, setting, part, scores);
             }
         }
         if (!part.empty()) {
-            finish(shared, setting, always || start + OTHER > least, scores);
+            finish(shared, tile, setting, always || start + OTHER > least, scores);
             if constexpr (KIND == LAPLACE) exponentiate(scores, shift, total, running, normalised);
 #pragma unroll
             for (int r = 0; r < 4; ++r)
@@ -606,106 +646,88 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         }
         if constexpr (!WIDE) {
             arrive();
-            __syncthreads();
-            if (more) {
-                change<true>(shared, shared.raw, 0, setting);
-                mark_keys(start + OTHER);
+            meet();
+            if (next < end) {
+                change<true>(shared, tile, tile.raw, 0, setting);
+                mark_keys(next);
             }
-            lift_values(shared);
-            if (!part.empty()) add_rows(shared, scores, running[0]);
-            __syncthreads();
+            split_values(shared, tile);
+            if (!part.empty()) add_rows(tile, scores, running[0]);
+            meet();
         } else {
 #pragma unroll 1
             for (int chunk = 0; chunk < CHUNKS && chunk * WIDTH < channels; ++chunk) {
-                __syncthreads();
-                values.fetch(shared.value, start, chunk * WIDTH);
+                meet();
+                values.fetch(tile.value, start, chunk * WIDTH);
                 arrive();
-                __syncthreads();
-                lift_values(shared);
-                if (!part.empty()) add_rows(shared, scores, running[chunk]);
+                meet();
+                split_values(shared, tile);
+                if (!part.empty()) add_rows(tile, scores, running[chunk]);
             }
         }
     }
 
-    // the two warps that share rows put their parts together
+    // warps that share rows put their parts together
     Place place;
-#pragma unroll
-    for (int r = 0; r < 4; ++r)
-        for (int x = 1; x < 4; x *= 2) total[r] += __shfl_xor_sync(~0u, total[r], x);
+    int mine = 2 * group() + (place.across != 0);
+    auto part_at = [&](int part) { return part % 2 ? shared.tiles[part / 2].raw : shared.tiles[part / 2].value; };
     __syncthreads();
-    if (place.across && place.t == 0)
-        for (int r = 0; r < 4; ++r)
-            shared.part_total[place.row(r)] = total[r], shared.part_shift[place.row(r)] = shift[r];
-    __syncthreads();
-    float share[4] = {1, 1, 1, 1}, factor[4];
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-        int row = place.row(r);
-        float other = shared.part_total[row];
-        if constexpr (KIND == LAPLACE) {
-            float both = fmaxf(shift[r], shared.part_shift[row]);
-            float from = both == -infinity() ? 0.0f : both;
-            total[r] *= expf(shift[r] - from);
-            share[r] = expf(shared.part_shift[row] - from);
-            factor[r] = expf(shift[r] - from);
-            other *= share[r];
-            shift[r] = from;
-        } else
-            factor[r] = 1;
-        total[r] = (total[r] + other) * unit(setting.numbers);
+        for (int x = 1; x < 4; x *= 2) total[r] += __shfl_xor_sync(~0u, total[r], x);
+        if (place.t == 0) shared.total[mine][place.row(r)] = total[r], shared.shift[mine][place.row(r)] = shift[r];
     }
     float scale = unit(setting.numbers) / shared.lift;
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-        if (chunk * WIDTH >= channels) break;
+        if (chunk && chunk * WIDTH >= channels) break;
+        if (chunk) __syncthreads();
+#pragma unroll
+        for (int r = 0; r < 4; ++r)
+#pragma unroll
+            for (int j = 0; j < 8; ++j)
+                *reinterpret_cast<float2 *>(part_at(mine) + place.row(r) * STRIDE + j * 8 + 2 * place.t) = {
+                    running[chunk][r / 2][j][r % 2 * 2], running[chunk][r / 2][j][r % 2 * 2 + 1]};
         __syncthreads();
-        if (place.across)
-#pragma unroll
-            for (int i = 0; i < 2; ++i)
-#pragma unroll
-                for (int h = 0; h < 2; ++h)
-#pragma unroll
-                    for (int c = 0; c < 4; ++c)
-                        *reinterpret_cast<float4 *>(shared.value + place.row(2 * i + h) * STRIDE + c * 16 +
-                                                    4 * place.t) = held(running[chunk], i, h, c);
-        __syncthreads();
-        if (place.across) continue;
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {
-            int row = place.row(r);
-            if (first + row >= rows) continue;
-            // as in normalise.py; what divides is made after the sums, which may be as small
-            bool empty = fabsf(total[r]) < 0x1p-126f;
-            float inverse = normalised ? (empty ? 0.0f : 1 / total[r]) : 1.0f;
-            inverse *= shared.spoilt[row];
-#pragma unroll
-            for (int c = 0; c < 4; ++c) {
-                float4 mine = held(running[chunk], r / 2, r % 2, c);
-                float4 yours = *reinterpret_cast<const float4 *>(shared.value + row * STRIDE + c * 16 + 4 * place.t);
-                float x[4] = {mine.x * factor[r] + yours.x * share[r], mine.y * factor[r] + yours.y * share[r],
-                              mine.z * factor[r] + yours.z * share[r], mine.w * factor[r] + yours.w * share[r]};
-#pragma unroll
-                for (int e = 0; e < 4; ++e) x[e] = x[e] * inverse * scale;
-                int column = chunk * WIDTH + c * 16 + 4 * place.t;
-                long long at = (p * rows + first + row) * channels + column;
-                auto write = [&](float *to) {
-                    if (values.whole && column + 4 <= channels)
-                        *reinterpret_cast<float4 *>(to) = {x[0], x[1], x[2], x[3]};
-                    else
-                        for (int e = 0; e < 4; ++e)
-                            if (column + e < channels) to[e] = x[e];
-                };
-                write(out + at);
-                // for the backward pass, whatever becomes of the rows
-                if (copy_out) write(copy_out + at);
+#pragma unroll 1
+        for (int i = threadIdx.x; i < OWN * 16; i += ALL) {
+            int row = i / 16, at = i % 16 * 4, column = chunk * WIDTH + at;
+            if (first + row >= rows) break;
+            float from = 0, whole = 0, x[4] = {};
+            if constexpr (KIND == LAPLACE) {
+                float most = -infinity();
+                for (int part = 0; part < PARTS; ++part) most = fmaxf(most, shared.shift[part][row]);
+                from = most == -infinity() ? 0.0f : most;
             }
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part) {
+                float share = KIND == LAPLACE ? expf(shared.shift[part][row] - from) : 1.0f;
+                whole = fmaf(shared.total[part][row], share, whole);
+                float4 more = *reinterpret_cast<const float4 *>(part_at(part) + row * STRIDE + at);
+                x[0] = fmaf(more.x, share, x[0]), x[1] = fmaf(more.y, share, x[1]);
+                x[2] = fmaf(more.z, share, x[2]), x[3] = fmaf(more.w, share, x[3]);
+            }
+            whole *= unit(setting.numbers);
+            // as in normalise.py; what divides is made after the sums, which may be as small
+            bool empty = fabsf(whole) < 0x1p-126f;
+            float inverse = normalised ? (empty ? 0.0f : 1 / whole) : 1.0f;
+            inverse *= shared.spoilt[row];
+            for (int e = 0; e < 4; ++e) x[e] = x[e] * inverse * scale;
+            long long place = p * rows + first + row;
+            auto write = [&](float *to) {
+                to += place * channels + column;
+                if (values.whole && column + 4 <= channels)
+                    *reinterpret_cast<float4 *>(to) = {x[0], x[1], x[2], x[3]};
+                else
+                    for (int e = 0; e < 4; ++e)
+                        if (column + e < channels) to[e] = x[e];
+            };
+            write(out);
+            // for the backward pass, whatever becomes of the rows
+            if (copy_out) write(copy_out);
+            if (column) continue;
+            if (total_out) total_out[place] = whole * shared.spoilt[row];
+            if (KIND == LAPLACE && shift_out) shift_out[place] = from;
         }
     }
-    if (place.across == 0 && place.t == 0)
-        for (int r = 0; r < 4; ++r)
-            if (first + place.row(r) < rows) {
-                long long at = p * rows + first + place.row(r);
-                if (total_out) total_out[at] = total[r] * shared.spoilt[place.row(r)];
-                if (KIND == LAPLACE && shift_out) shift_out[at] = shift[r];
-            }
 }
