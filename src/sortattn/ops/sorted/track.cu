@@ -36,6 +36,10 @@ constexpr int SUMS = POWERS * (BOTH ? 2 : 1);
 constexpr int HALF = POWERS * (WIDTH + 1);
 // and all of them
 constexpr int SIZE = SUMS * (WIDTH + 1);
+// Places for moments of a track: of its blocks, of all its sources, and of groups of blocks.
+__device__ inline index_t moment_places(index_t blocks) {
+    return blocks + 1 + (COMPACT ? (blocks + GROUP - 1) / GROUP : 0);
+}
 // numbers that describe a track: nodes, coefficients below and above, rate
 constexpr int TABLE = NODES + NODES * SUMS + 1;
 static_assert(!BOTH || (NODES == 1 && !COMPACT && !FOLDED), "sources above are those of a single node at zero");
