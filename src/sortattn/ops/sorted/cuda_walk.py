@@ -68,7 +68,7 @@ class Walk:
 
     def moments(self, tracks: Tracks, walking: Defines) -> Tensor:
         """Those of blocks of sources, and of all before them, see moments.cu; `walking` are the macros of a walk."""
-        defines = tuple((name, 0 if name in _UNUSED else value) for name, value in walking)
+        defines = for_moments(walking)
         blocks, table = math.ceil(self.count / tracks.block), self.table(tracks)
         everything, shape = self.problems * tracks.number * self.dims, (tracks.number, self.count, self.dims)
         size = self.problems * tracks.number * tracks.moments(self.count, self.dims, self.width, self.stride)
@@ -191,6 +191,12 @@ def _column_sums(rows: Tensor) -> Tensor:
     even = rows.shape[1] // _STEP * _STEP
     steps = rows[:, :even].unflatten(1, (-1, _STEP)).sum(2)
     return steps.sum(1, keepdim=True) + rows[:, even:].sum(1, keepdim=True)
+
+
+@functools.lru_cache(maxsize=256)
+def for_moments(walking: Defines) -> Defines:
+    """From the macros of a walk."""
+    return tuple((name, 0 if name in _UNUSED else value) for name, value in walking)
 
 
 @functools.lru_cache(maxsize=256)

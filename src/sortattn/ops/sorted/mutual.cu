@@ -285,9 +285,9 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             items[CHUNK + lane].weight[l] = __float_as_uint(weight[l]);
             aims[lane].of[l] = {factor[l], slope[l]};
         }
-        // where queries follow keys that they equal
+        // where queries follow keys that they equal, and that give something
         real before = __shfl_up_sync(ALL, x, 1);
-        bool tied = asks && (lane ? giving >> (lane - 1) & 1 && before == x : last_key == x);
+        bool tied = asks && !zero && (lane ? giving >> (lane - 1) & 1 && before == x : last_key == x);
         unsigned ties = __ballot_sync(ALL, tied);
         last_key = giving >> (taken - 1) & 1 ? __shfl_sync(ALL, x, taken - 1) : infinity();
         while (ties) {
