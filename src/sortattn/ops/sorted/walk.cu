@@ -340,11 +340,13 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 int i = first + lane, where = i, source = upcoming;
                 bool here = i < some;
                 real t = next_t[j / EACH][0];
-                if (SPREAD > 1) t = __shfl_sync(ALL, t, i / SPREAD);
+                // unsigned, as a signed division takes more instructions
+                unsigned holder = unsigned(i) / SPREAD;
+                if (SPREAD > 1) t = __shfl_sync(ALL, t, holder);
 #pragma unroll
                 for (int k = 1; k < SPREAD; k++) {
-                    real other = __shfl_sync(ALL, next_t[j / EACH][k], i / SPREAD);
-                    if (lane % SPREAD == k) t = other;
+                    real other = __shfl_sync(ALL, next_t[j / EACH][k], holder);
+                    if (unsigned(lane) % SPREAD == k) t = other;
                 }
                 if (EACH == 2 && (SPREAD > 1 || j % 2 == 0)) {
                     t = here ? source_line.place(passed[slot(j)] + i) : real(0);
@@ -451,7 +453,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         real product = real(0);
         if (MULTIPLIED && listed >> lane & 1) {
             // each lane starts elsewhere, so that they meet in few banks
-            for (int i = 0; i < 32; i++) product += slots[place * 32 + (i + lane) % 32].at[0];
+            for (int i = 0; i < 32; i++) product += slots[place * 32 + (i + lane & 31)].at[0];
         }
         while (COMPACT && few) {
             int which = __ffs(few) - 1, first = __shfl_sync(ALL, low, which), index = __shfl_sync(ALL, target, which);
