@@ -238,6 +238,7 @@ def defines_of(
         ("CHUNK", _CHUNK),
         ("PASSING", int(passing)),
         ("RESIDENT", resident(tracks, added, multiplied)),
+        ("WAY", 0 if tracks.number > 1 else -1 if tracks.mirrored else 1),
     )
 
 

@@ -5,7 +5,8 @@
 // COMPACT, FOLDED (0, or 1 and -1 as in `Terms`), PRODUCTS (inner products instead of scattered sums), SLOPES
 // (scattered sums, and inner products with their derivatives), ORDERED (no atomics: one dimension of a head and one
 // track at a time), CHUNK (rows that a lane has on their way at a time), PASSING (rows that are read leave the
-// second-level cache first), RESIDENT (warps of a multiprocessor that walk).
+// second-level cache first), RESIDENT (warps of a multiprocessor that walk), WAY (1 or -1, if all tracks are read from
+// the same end, or 0).
 
 typedef REAL real;
 typedef long long index_t;
@@ -104,15 +105,16 @@ template <typename F> __device__ int count_first(int count, int lane, F holds) {
 struct Line {
     const real *places;
     const int *order;
-    int count, step;
+    int count, given;
 
     __device__ Line(const real *places, const int *order, index_t line, index_t count, bool mirrored)
-        : places(places + line * count), order(order + line * count), count(int(count)), step(mirrored ? -1 : 1) {
-        if (mirrored) skip(1 - this->count, this->count);
+        : places(places + line * count), order(order + line * count), count(int(count)), given(mirrored ? -1 : 1) {
+        if (step() < 0) skip(1 - this->count, this->count);
     }
-    __device__ void skip(int some, int left) { places += some * step, order += some * step, count = left; }
-    __device__ int index(int i) const { return order[i * step]; }
-    __device__ real place(int i) const { return step < 0 ? -places[i * step] : places[i * step]; }
+    __device__ int step() const { return WAY ? WAY : given; }
+    __device__ void skip(int some, int left) { places += some * step(), order += some * step(), count = left; }
+    __device__ int index(int i) const { return order[i * step()]; }
+    __device__ real place(int i) const { return step() < 0 ? -places[i * step()] : places[i * step()]; }
     // of a folded line, what lies above zero, or there too
     __device__ void keep_half(bool zero, int lane) {
         int some = count_first(count, lane, [&](int i) { return zero ? place(i) < real(0) : place(i) <= real(0); });

@@ -206,8 +206,10 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         // ties are rare enough to look for them one by one
         constexpr int WIDE = EACH == 1 ? SPREAD : 1;
         auto passes = [&](int j, real s, real t) {
-            return side.passed(j / EACH, EACH == 2 ? j % 2 == 0 : !HALVES && side.closed, s, t);
+            return side.passed(j / EACH, EACH == 2 ? j % 2 == 0 : BOTH && !HALVES && side.closed, s, t);
         };
+        // with several nodes places are found by a comparison, which rounding may have moved by a few
+        constexpr bool ROUGH = NODES > 1 && EACH == 1;
         auto slot = [](int j) { return EACH == 1 ? strict(j) : j; };
         real s = next_s;
         int target = next_target;
@@ -223,15 +225,31 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             if (EACH == 2 && (SPREAD > 1 || j % 2 == 0)) {
                 mark = lane < left ? source_line.place(passed[slot(j)] + lane) : infinity();
             }
-            int lanes = count_before(mark, [&](real t) { return passes(j, s, t); });
+            real bound = s - side.node[j / EACH];
+            auto before = [&](real t) { return ROUGH ? t < bound : passes(j, s, t); };
+            int lanes = count_before(mark, before);
             rank[j] = WIDE * lanes;
             // the others of the lane behind
 #pragma unroll
             for (int k = 0; k < WIDE - 1; k++) {
                 real t = __shfl_sync(ALL, next_t[j / EACH][k], min(lanes, 31));
-                if (lanes < 32 && passes(j, s, t)) rank[j]++;
+                if (lanes < 32 && before(t)) rank[j]++;
             }
             if (!wanted) rank[j] = min(left, 32 * WIDE);
+            // where the sides of a node differ rounding must not decide
+            real next = infinity();
+            if (HALVES && ROUGH) {
+                int most = wanted ? min(left, 32 * WIDE) : 0;
+                auto there = [&](int i) { return source_line.place(passed[slot(j)] + i); };
+                next = rank[j] < most ? there(rank[j]) : infinity();
+                real last = wanted && rank[j] ? there(rank[j] - 1) : -infinity();
+                if (__any_sync(ALL, wanted && (passes(j, s, next) || !passes(j, s, last)))) {
+                    while (wanted && rank[j] && !passes(j, s, there(rank[j] - 1))) rank[j]--;
+                    while (rank[j] < most && passes(j, s, there(rank[j]))) rank[j]++;
+                    next = rank[j] < most ? there(rank[j]) : infinity();
+                    __syncwarp();
+                }
+            }
             all += rank[j];
             // beyond the last source of a folded line a batch begins
             bool more = (rank[j] >= 32 * WIDE && left > 32 * WIDE) || (FOLDED && rank[j] > 0 && rank[j] == left);
@@ -239,10 +257,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             // a node with sources for the first target
             if (__shfl_sync(ALL, rank[j], 0)) busy = j;
             if (HALVES && EACH == 1) {
-                int n = passed[slot(j)] + rank[j];
-                real next = SPREAD == 1                ? __shfl_sync(ALL, mark, min(rank[j], 31))
-                            : wanted && rank[j] < left ? source_line.place(n)
-                                                       : infinity();
+                if (!ROUGH) next = __shfl_sync(ALL, mark, min(rank[j], 31));
                 tied = tied || (wanted && rank[j] < min(left, 32 * WIDE) && side.beyond(j, s, next) == real(0));
             }
         }
