@@ -1,5 +1,6 @@
 """All gradients in one walk, see mutual.cu, for kernels that are their own transpose."""
 
+import math
 from pathlib import Path
 
 import torch
@@ -11,6 +12,8 @@ from .cuda_walk import Walk, defines_of, resident
 from .tracks import Tracks
 
 SOURCE = Path(__file__).with_name("mutual.cu")
+# keys whose ties one warp settles
+_SETTLED = 512
 
 
 def serves(tracks: Tracks, dtype: torch.dtype) -> bool:
@@ -37,11 +40,19 @@ def run(keys: Walk, queries: Walk, by_value: Tensor, by_weight: Tensor, by_key: 
     )  # fmt: skip
     everything = keys.count + keys.number
     length = keys.length(everything, head, tracks.number, keys.dims, resident(tracks, True, True))
-    runs = -(-everything // length)
+    runs = math.ceil(everything / length)
+    table, flags = keys.table(tracks), (tracks.mirrored, tracks.negated)
+    points = (*keys.sources[:2], *queries.sources[:2])
+    rows = (keys.rows, keys.extra, queries.rows, queries.extra, table, keys.bandwidth, keys.tau)
+    lines, sizes = keys.problems * tracks.number * keys.dims, (keys.count, keys.number, keys.dims)
+    tied = torch.zeros(lines * keys.parts, dtype=torch.int32, device=keys.rows.device)
     with torch.cuda.device(keys.rows.device):
         launch.Kernel(SOURCE, "mutual", defines)(
-            (keys.problems * tracks.number * keys.dims * runs, keys.parts), 32, *keys.sources[:2], *queries.sources[:2],
-            keys.rows, keys.extra, queries.rows, queries.extra, keys.table(tracks), keys.bandwidth, keys.tau,
-            keys.moments(tracks, defines), queries.moments(tracks, defines), by_value, by_weight, by_key, by_query,
-            keys.problems, tracks.number, keys.count, keys.number, keys.dims, tracks.mirrored, tracks.negated, length,
+            (lines * runs, keys.parts), 32, *points, *rows, keys.moments(tracks, defines),
+            queries.moments(tracks, defines), by_value, by_weight, by_key, by_query, tied, keys.problems, tracks.number,
+            *sizes, *flags, length,
+        )  # fmt: skip
+        launch.Kernel(SOURCE, "settle", defines)(
+            (lines * math.ceil(keys.count / _SETTLED), keys.parts), 32, *points, *rows, tied, by_key, by_query,
+            keys.problems, tracks.number, *sizes, *flags, _SETTLED,
         )  # fmt: skip

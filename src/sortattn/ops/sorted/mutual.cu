@@ -6,7 +6,8 @@
 // with what the points of the other kind give, and then added to what its own kind gives to those.
 //
 // Of equal points the keys come first, and have then been passed by the queries, but not the queries by the keys. As a
-// slope is the mean of both sides there, half of the jump is given and taken once a query follows a key that it equals.
+// slope is the mean of both sides there, half of the jump is given and taken afterwards, on tracks that have such
+// points.
 //
 // Macros: those of track.cu, with SLOPES.
 
@@ -99,14 +100,14 @@ __device__ inline Row *row_of(const Item &item, unsigned lane) {
 
 // The gradients of queries and keys are added to `by_query (heads, queries, dims)` and `by_key`, those of values and
 // weights to `by_value (heads, keys, STRIDE)` and `by_weight (heads, keys)`; `grads` and `grad_extra` are those of the
-// sums of the queries. `key_sums` and `query_sums` are those of `accumulate`. Other arguments are as in walk.cu; a run
-// has `length` queries and keys.
+// sums of the queries. `key_sums` and `query_sums` are those of `accumulate`. Where queries are equal to keys,
+// `tied_tracks`, zero before, becomes one. Other arguments are as in walk.cu; a run has `length` queries and keys.
 extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     mutual(const real *key_places, const int *key_order, const real *query_places, const int *query_order,
            const real *values, const real *weights, const real *grads, const real *grad_extra, const double *table,
            const double *taus, double tau, const real *key_sums, const real *query_sums, real *by_value,
-           real *by_weight, real *by_key, real *by_query, index_t heads, index_t sides, index_t count, index_t number,
-           index_t dims, index_t mirrored, index_t negated, index_t length) {
+           real *by_weight, real *by_key, real *by_query, int *tied_tracks, index_t heads, index_t sides, index_t count,
+           index_t number, index_t dims, index_t mirrored, index_t negated, index_t length) {
     __shared__ Source list[32];
     __shared__ Item items[32 + 2 * CHUNK];
     __shared__ Aim aims[32];
@@ -133,8 +134,6 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     by_key += p * count * dims + d;
     by_query += p * number * dims + d;
     real span = BOTH ? real(REACH) / side.rate : infinity();
-    // half of what the slope of a source just below is more than that of one just above
-    real jump = real(0.5) * (RATE ? side.slope_below[0] - side.slope_above[0] : side.below[0][POWERS - 1]);
 
     int at = int(blockIdx.x % runs * length), end = min(at + int(length), keys.line.count + queries.line.count);
     if (at >= end) return;
@@ -150,51 +149,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         real place = keys.line.place(keys.passed - 1);
         if (!queries.passed || queries.line.place(queries.passed - 1) < place) last_key = place;
     }
-
-    // Give and take what keys and queries that are equal have too little or too much: those before the key and from the
-    // query on that are at `place`.
-    auto settle = [&](int key, int query, real place) {
-        Numbers<real, 1> key_sum, query_sum;
-        key_sum.clear(), query_sum.clear();
-        auto go = [&](const Party &party, int first, int step, Numbers<real, 1> *sum, const Numbers<real, 1> *others,
-                      real share, real *products) {
-            for (int n = first;; n += 32 * step) {
-                int i = n + lane * step;
-                bool equal = i >= 0 && i < party.line.count && party.line.place(i) == place;
-                int some = __popc(__ballot_sync(ALL, equal)), index = equal ? party.line.index(i) : 0;
-                real scalar = equal ? party.scalars[index] : real(0), product = real(0);
-                if (sum) sum->extra[0] += sum_lanes(scalar);
-                for (int first = 0; first < some; first += CHUNK) {
-                    Row row[CHUNK];
-#pragma unroll
-                    for (int k = 0; k < CHUNK; k++) row[k] = party.rows.load(__shfl_sync(ALL, index, (first + k) % 32));
-#pragma unroll
-                    for (int k = 0; k < CHUNK; k++) {
-                        if (first + k >= some) break;
-                        if (sum) {
-#pragma unroll
-                            for (int c = 0; c < VEC; c++) sum->at[0][c] += row[k].at[c];
-                        }
-                        if (!others) continue;
-                        real part = real(0);
-#pragma unroll
-                        for (int c = 0; c < VEC; c++) part += others->at[0][c] * row[k].at[c];
-                        part = sum_lanes(part);
-                        if (lane == first + k) product = part;
-                    }
-                }
-                if (others && equal) {
-                    if (channels == 0) product += others->extra[0] * scalar;
-                    add_to(products + index * dims, share * product);
-                }
-                if (some < 32) break;
-            }
-        };
-        real share = negative ? -jump : jump;
-        go(keys, key, -1, &key_sum, nullptr, real(0), nullptr);
-        go(queries, query, 1, &query_sum, &key_sum, -share, by_query);
-        go(keys, key, -1, nullptr, &query_sum, share, by_key);
-    };
+    bool any_ties = false;
 
     auto load = [&](const Item &item) {
         Row *row = row_of(item, lane);
@@ -288,15 +243,8 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         // where queries follow keys that they equal, and that give something
         real before = __shfl_up_sync(ALL, x, 1);
         bool tied = asks && !zero && (lane ? giving >> (lane - 1) & 1 && before == x : last_key == x);
-        unsigned ties = __ballot_sync(ALL, tied);
+        any_ties = any_ties || tied;
         last_key = giving >> (taken - 1) & 1 ? __shfl_sync(ALL, x, taken - 1) : infinity();
-        while (ties) {
-            int which = __ffs(ties) - 1;
-            unsigned earlier = (1u << which) - 1;
-            settle(keys.passed + __popc(giving & earlier) - 1, queries.passed + __popc(asking & earlier),
-                   __shfl_sync(ALL, x, which));
-            ties &= ties - 1;
-        }
         keys.passed += some_keys, queries.passed += some_queries;
         at += taken;
         keys.fetch(lane), queries.fetch(lane);
@@ -369,5 +317,100 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             if (!asks && channels == 0) add_to(by_weight + index, extra);
         }
         __syncwarp();
+    }
+    if (any_ties) tied_tracks[track] = 1;
+}
+
+// Rows of equal points that are on their way at a time.
+constexpr int SETTLED_ROWS = 8;
+
+// Give to the keys and take from the queries that are equal half of the jump which they have too little or too much, on
+// tracks that are `tied`; a warp has the groups of equal points whose first key is among `length` of a track.
+extern "C" __global__ void __launch_bounds__(32, 32)
+    settle(const real *key_places, const int *key_order, const real *query_places, const int *query_order,
+           const real *values, const real *weights, const real *grads, const real *grad_extra, const double *table,
+           const double *taus, double tau, const int *tied_tracks, real *by_key, real *by_query, index_t heads,
+           index_t sides, index_t count, index_t number, index_t dims, index_t mirrored, index_t negated,
+           index_t length) {
+    int lane = threadIdx.x;
+    index_t channels = blockIdx.y, chunks = (count + length - 1) / length;
+    index_t d = blockIdx.x / chunks % dims, side_number = blockIdx.x / chunks / dims % sides,
+            p = blockIdx.x / chunks / dims / sides, track = ((channels * heads + p) * sides + side_number) * dims + d;
+    if (!tied_tracks[track]) return;
+    bool flipped = mirrored >> side_number & 1;
+    Side side;
+    side.read(table + side_number * TABLE, taus ? taus[p] : tau, false);
+    // half of what the slope of a source just below is more than that of one just above
+    real jump = real(0.5) * (RATE ? side.slope_below[0] - side.slope_above[0] : side.below[0][POWERS - 1]);
+    if (negated >> side_number & 1) jump = -jump;
+    Line keys(key_places, key_order, p * dims + d, count, flipped);
+    Line queries(query_places, query_order, p * dims + d, number, flipped);
+    // those at zero give nothing
+    if (FOLDED) keys.keep_half(false, lane), queries.keep_half(false, lane);
+    Rows key_rows(values + p * count * STRIDE + channels * WIDTH, lane);
+    Rows query_rows(grads + p * number * STRIDE + channels * WIDTH, lane);
+    Scalars key_scalars(weights, p * count), query_scalars(grad_extra, p * number);
+    by_key += p * count * dims + d;
+    by_query += p * number * dims + d;
+
+    // Go through the points from `first` on that are at `place`: add them up, and add to `products` those with the sum
+    // of the others, times a share.
+    auto go = [&](const Line &line, const Rows &rows, const Scalars &scalars, int first, real place,
+                  Numbers<real, 1> *sum, const Numbers<real, 1> *others, real share, real *products) {
+        for (int some = 32; some == 32; first += 32) {
+            bool equal = first + lane < line.count && line.place(first + lane) == place;
+            some = __popc(__ballot_sync(ALL, equal));
+            int index = equal ? line.index(first + lane) : 0;
+            real scalar = equal ? scalars[index] : real(0), product = real(0);
+            if (sum) sum->extra[0] += sum_lanes(scalar);
+#pragma unroll 1
+            for (int i = 0; i < some; i += SETTLED_ROWS) {
+                Row row[SETTLED_ROWS];
+#pragma unroll
+                for (int k = 0; k < SETTLED_ROWS; k++) row[k] = rows.load(__shfl_sync(ALL, index, i + k & 31));
+#pragma unroll
+                for (int k = 0; k < SETTLED_ROWS; k++) {
+                    if (i + k >= some) break;
+                    real part = real(0);
+#pragma unroll
+                    for (int c = 0; c < VEC; c++) {
+                        if (sum) sum->at[0][c] += row[k].at[c];
+                        if (others) part += others->at[0][c] * row[k].at[c];
+                    }
+                    if (!others) continue;
+                    part = sum_lanes(part);
+                    if (lane == i + k) product = part;
+                }
+            }
+            if (others && equal) {
+                if (channels == 0) product += others->extra[0] * scalar;
+                add_to(products + index * dims, share * product);
+            }
+        }
+    };
+
+    int start = int(blockIdx.x % chunks * length), stop = min(start + int(length), keys.count);
+    for (int first = start; first < stop; first += 32) {
+        int key = first + lane, low = 0, high = queries.count;
+        bool there = key < stop;
+        real place = there ? keys.place(key) : infinity();
+        there = there && (key == 0 || keys.place(key - 1) != place);
+        while (there && low < high) {
+            int half = (low + high) / 2;
+            if (queries.place(half) < place)
+                low = half + 1;
+            else
+                high = half;
+        }
+        unsigned ties = __ballot_sync(ALL, there && low < queries.count && queries.place(low) == place);
+        for (; ties; ties &= ties - 1) {
+            int which = __ffs(ties) - 1, query = __shfl_sync(ALL, low, which);
+            real spot = __shfl_sync(ALL, place, which);
+            Numbers<real, 1> key_sum, query_sum;
+            key_sum.clear(), query_sum.clear();
+            go(keys, key_rows, key_scalars, first + which, spot, &key_sum, nullptr, real(0), nullptr);
+            go(queries, query_rows, query_scalars, query, spot, &query_sum, &key_sum, -jump, by_query);
+            go(keys, key_rows, key_scalars, first + which, spot, nullptr, &query_sum, jump, by_key);
+        }
     }
 }
