@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     Source *list = lists[threadIdx.x / 32];
     index_t block = job % blocks, track = job / blocks, p = track / dims / sides, side = track / dims % sides;
     Line line(places, order, p * dims + track % dims, count, mirrored >> side & 1);
-    if (FOLDED) line.keep_half(false, lane);
+    if (FOLDED) line.keep_half(false);
     // not `Rows`: where an address takes less time the compiler has fewer rows on their way, 2.1 instead of 1.5 ms
     const char *source_rows =
         reinterpret_cast<const char *>(rows + p * count * stride + blockIdx.y * WIDTH + lane * VEC);
@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     if (track >= tracks) return;
     index_t p = track / dims / sides, side = track / dims % sides;
     Line line(places, order, p * dims + track % dims, count, mirrored >> side & 1);
-    if (FOLDED) line.keep_half(false, lane);
+    if (FOLDED) line.keep_half(false);
     double rate = table[TABLE - 1] / (taus ? taus[p] : tau);
     real *start = moments + (blockIdx.y * tracks + track) * moment_places(blocks) * SIZE;
     int number = (line.count + BLOCK - 1) / BLOCK;

@@ -39,8 +39,8 @@ struct Party {
           rows(rows + p * count * STRIDE + channels * WIDTH, lane), scalars(scalars, p * count),
           moments(moments + track * moment_places((count + BLOCK - 1) / BLOCK) * SIZE) {
         if (FOLDED) {
-            line.keep_half(true, lane);
-            sources.keep_half(false, lane);
+            line.keep_half(true);
+            sources.keep_half(false);
         }
     }
     __device__ void begin(const Side &side, real origin, index_t blocks, Source *list, int lane) {
@@ -137,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
 
     int at = int(blockIdx.x % runs * length), end = min(at + int(length), keys.line.count + queries.line.count);
     if (at >= end) return;
-    keys.passed = count_first(min(keys.line.count, at), lane, [&](int i) {
+    keys.passed = first_without(0, min(keys.line.count, at), [&](int i) {
         int other = at - 1 - i;
         return other >= queries.line.count || queries.line.place(other) >= keys.line.place(i);
     });
@@ -250,18 +250,9 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         keys.fetch(lane), queries.fetch(lane);
         __syncwarp();
 
-        Numbers<real> key_base, query_base, key_local, query_local;
-        key_base.clear(), query_base.clear(), key_local.clear(), query_local.clear();
-        key_base.add_rows(keys.state), query_base.add_rows(queries.state);
-#pragma unroll
-        for (int l = 0; l < SUMS; l++) {
-#pragma unroll
-            for (int c = 0; c < VEC; c++) {
-                // through a shuffle, as the compiler would convert them for every item again
-                key_base.at[l][c] = __shfl_sync(ALL, key_base.at[l][c], lane);
-                query_base.at[l][c] = __shfl_sync(ALL, query_base.at[l][c], lane);
-            }
-        }
+        Numbers<real> key_base = rounded(keys.state, lane), query_base = rounded(queries.state, lane);
+        Numbers<real> key_local, query_local;
+        key_local.clear(), query_local.clear();
         // a ring: the place of a row that has been added is for the one CHUNK behind it
         Row ring[CHUNK];
 #pragma unroll
@@ -346,7 +337,7 @@ extern "C" __global__ void __launch_bounds__(32, 32)
     Line keys(key_places, key_order, p * dims + d, count, flipped);
     Line queries(query_places, query_order, p * dims + d, number, flipped);
     // those at zero give nothing
-    if (FOLDED) keys.keep_half(false, lane), queries.keep_half(false, lane);
+    if (FOLDED) keys.keep_half(false), queries.keep_half(false);
     Rows key_rows(values + p * count * STRIDE + channels * WIDTH, lane);
     Rows query_rows(grads + p * number * STRIDE + channels * WIDTH, lane);
     Scalars key_scalars(weights, p * count), query_scalars(grad_extra, p * number);

@@ -130,7 +130,8 @@ extern "C" __global__ void __launch_bounds__(SUMMERS, 3)
 struct Baton {
     double at[SUMS][VEC][32];
     double extra[SUMS];
-    int turn;
+    // one for each warp, at which the one before it arrives
+    unsigned long long turns[CREW];
 };
 
 struct alignas(SUMS % 2 ? sizeof(real) : 2 * sizeof(real)) Weights {
@@ -198,10 +199,14 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
     Line source_line(source_places, source_order, p * dims + d, count, flipped);
     Line target_line(target_places, target_order, p * dims + d, number, flipped);
     if (FOLDED) {
-        source_line.keep_half(true, lane);
-        target_line.keep_half(false, lane);
+        source_line.keep_half(true);
+        target_line.keep_half(false);
     }
-    if (threadIdx.x == 0) baton.turn = 0;
+    Barrier my_turn(baton.turns + warp), next_turn(baton.turns + (warp + 1) % CREW);
+    if (lane == 0) {
+        my_turn.init();
+        if (warp == 0) my_turn.arrive();
+    }
     __syncthreads();
     int stretches = (source_line.count + 31) / 32;
 
@@ -274,16 +279,14 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
 #pragma unroll
             for (int l = 0; l < SUMS; l++) state.mix(l, all, extra, -double(constant[l]));
         }
-        // The baton is taken and handed on. What a warp writes to shared memory is seen in that order: a fence, which
-        // waits for sums on their way to global memory as well, takes 0.3 ms of 5.
-        while (__any_sync(ALL, *static_cast<volatile int *>(&baton.turn) != stretch)) {
-        }
+        // the baton is taken and handed on
+        my_turn.wait(turn);
         if (stretch) {
 #pragma unroll
             for (int l = 0; l < SUMS; l++) {
 #pragma unroll
-                for (int c = 0; c < VEC; c++) state.at[l][c] = static_cast<volatile double *>(baton.at[l][c])[lane];
-                state.extra[l] = static_cast<volatile double *>(baton.extra)[l];
+                for (int c = 0; c < VEC; c++) state.at[l][c] = baton.at[l][c][lane];
+                state.extra[l] = baton.extra[l];
             }
             move_state(state, distance, side.rate);
         }
@@ -292,24 +295,17 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
         for (int l = 0; l < SUMS; l++) {
 #pragma unroll
             for (int c = 0; c < VEC; c++) {
-                static_cast<volatile double *>(baton.at[l][c])[lane] = state.at[l][c] + double(sum.at[l][c]);
+                baton.at[l][c][lane] = state.at[l][c] + double(sum.at[l][c]);
             }
-            if (lane == 0) static_cast<volatile double *>(baton.extra)[l] = state.extra[l] + double(sum.extra[l]);
+            if (lane == 0) baton.extra[l] = state.extra[l] + double(sum.extra[l]);
         }
         __syncwarp();
-        if (lane == 0) *static_cast<volatile int *>(&baton.turn) = stretch + 1;
+        if (lane == 0) next_turn.arrive();
         int before = stretch - 1;
-        int at = stretch ? static_cast<volatile int *>(ends[before / CREW % 2])[before % CREW] : 0;
+        int at = stretch ? ends[before / CREW % 2][before % CREW] : 0;
 
-        Numbers<real> base, local;
-        base.clear(), local.clear();
-        base.add_rows(state);
-#pragma unroll
-        for (int l = 0; l < SUMS; l++) {
-#pragma unroll
-            // through a shuffle, as the compiler would convert it for every target again
-            for (int c = 0; c < VEC; c++) base.at[l][c] = __shfl_sync(ALL, base.at[l][c], lane);
-        }
+        Numbers<real> base = rounded(state, lane), local;
+        local.clear();
         Cursor<Row> next_row(mine.rows, lane);
         Cursor<Weights> next_weights(mine.weights, 0);
         int passed = 0;

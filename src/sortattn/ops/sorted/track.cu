@@ -8,10 +8,11 @@
 // second-level cache first), RESIDENT (warps of a multiprocessor that walk), WAY (1 or -1, if all tracks are read from
 // the same end, or 0).
 
+#include "search.cu"
+
 typedef REAL real;
 typedef long long index_t;
 
-constexpr unsigned ALL = 0xffffffffu;
 constexpr int WIDTH = 32 * VEC;
 // channels of a row
 constexpr index_t STRIDE = index_t(PARTS) * WIDTH;
@@ -89,18 +90,6 @@ struct alignas(VEC * sizeof(real)) Row {
     real at[VEC];
 };
 
-// How many of the first of `count` items hold, where those that do come first; all lanes search together.
-template <typename F> __device__ int count_first(int count, int lane, F holds) {
-    int low = 0, high = count;
-    while (low < high) {
-        int step = (high - low + 31) / 32, probe = low + (lane + 1) * step - 1;
-        int whole = __popc(__ballot_sync(ALL, probe < high && holds(probe)));
-        high = min(high, low + (whole + 1) * step - 1);
-        low = min(low + whole * step, high);
-    }
-    return low;
-}
-
 // The sorted points of a track.
 struct Line {
     const real *places;
@@ -116,8 +105,8 @@ struct Line {
     __device__ int index(int i) const { return order[i * step()]; }
     __device__ real place(int i) const { return step() < 0 ? -places[i * step()] : places[i * step()]; }
     // of a folded line, what lies above zero, or there too
-    __device__ void keep_half(bool zero, int lane) {
-        int some = count_first(count, lane, [&](int i) { return zero ? place(i) < real(0) : place(i) <= real(0); });
+    __device__ void keep_half(bool zero) {
+        int some = first_without(0, count, [&](int i) { return zero ? place(i) < real(0) : place(i) <= real(0); });
         skip(some, count - some);
     }
 };
@@ -312,6 +301,20 @@ template <typename T, int COUNT = SUMS> struct Numbers {
     }
 };
 
+// What sums come to in the working precision, to which sources of a batch are added; through a shuffle, as the compiler
+// would convert them for every target again.
+__device__ inline Numbers<real> rounded(const Numbers<double> &state, int lane) {
+    Numbers<real> base;
+    base.clear();
+    base.add_rows(state);
+#pragma unroll
+    for (int l = 0; l < SUMS; l++) {
+#pragma unroll
+        for (int c = 0; c < VEC; c++) base.at[l][c] = __shfl_sync(ALL, base.at[l][c], lane);
+    }
+    return base;
+}
+
 // Move the origin up by `distance`: of moments sum z^k e^(-rate z) v of sources at z below it, or of factors of
 // y^l e^(-rate y) of targets at y above it; those from FIRST on.
 template <bool MOMENTS, int FIRST, int COUNT>
@@ -484,17 +487,59 @@ __device__ inline void add_to(real *place, real sum) {
 #endif
 }
 
+// A barrier in shared memory that one thread arrives at: those that wait see what it has seen.
+struct Barrier {
+#ifdef __CUDA_ARCH__
+    unsigned place;
+
+    __device__ Barrier(unsigned long long *word) : place(unsigned(__cvta_generic_to_shared(word))) {}
+    __device__ void init() const { asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(place) : "memory"); }
+    __device__ void arrive() const {
+        asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}" ::"r"(place) : "memory");
+    }
+    // for those that have arrived an even number of times before, or an odd one
+    __device__ void wait(unsigned turn) const {
+        unsigned done;
+        do {
+#if __CUDA_ARCH__ >= 900
+            asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                         "selp.u32 %0, 1, 0, p;\n}"
+                         : "=r"(done)
+                         : "r"(place), "r"(turn % 2)
+                         : "memory");
+#else
+            asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                         "selp.u32 %0, 1, 0, p;\n}"
+                         : "=r"(done)
+                         : "r"(place), "r"(turn % 2)
+                         : "memory");
+#endif
+        } while (!done);
+    }
+#else
+    unsigned long long *place;
+
+    Barrier(unsigned long long *word) : place(word) {}
+    void init() const { *place = 0; }
+    void arrive() const { ++*place; }
+    void wait(unsigned turn) const {
+        while (__any_sync(ALL, *place % 2 == turn % 2)) {
+        }
+    }
+#endif
+};
+
 // Rows on their way to shared memory, for all lanes of a warp together.
 struct Copies {
     static constexpr int BYTES = sizeof(Row) * 32;
 #if __CUDA_ARCH__ >= 900 && NODES > 1
     // one instruction a row, which arrives at a barrier; with a single node that is no faster
-    unsigned barrier, turn;
+    Barrier barrier;
+    unsigned turn;
 
-    __device__ Copies(unsigned long long *place, int lane)
-        : barrier(unsigned(__cvta_generic_to_shared(place))), turn(0) {
+    __device__ Copies(unsigned long long *word, int lane) : barrier(word), turn(0) {
         if (MULTIPLIED && lane == 0) {
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+            barrier.init();
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         }
         __syncwarp();
@@ -505,7 +550,7 @@ struct Copies {
         // what has been read and written there before
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         if (lane == 0) {
-            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier.place),
                          "r"(__popc(some) * BYTES)
                          : "memory");
         }
@@ -514,20 +559,13 @@ struct Copies {
             asm volatile(
                 "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                     unsigned(__cvta_generic_to_shared(to))),
-                "l"(from), "r"(BYTES), "r"(barrier)
+                "l"(from), "r"(BYTES), "r"(barrier.place)
                 : "memory");
         }
     }
     __device__ void wait(unsigned some) {
         if (!some) return;
-        unsigned done;
-        do {
-            asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                         "selp.u32 %0, 1, 0, p;\n}"
-                         : "=r"(done)
-                         : "r"(barrier), "r"(turn)
-                         : "memory");
-        } while (!done);
+        barrier.wait(turn);
         turn ^= 1;
     }
 #else

@@ -67,9 +67,9 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     Line source_line(source_places, source_order, p * dims + d, count, mirrored >> side_number & 1);
     Line target_line(target_places, target_order, p * dims + d, number, mirrored >> side_number & 1);
     if (FOLDED) {
-        source_line.keep_half(false, lane);
+        source_line.keep_half(false);
         // a target at zero is on both sides of an odd kernel or derivative, and an even one vanishes there
-        target_line.keep_half(FOLDED < 0 || SLOPES, lane);
+        target_line.keep_half(FOLDED < 0 || SLOPES);
     }
     real support = side.node[NODES - 1] - side.node[0];
     // a batch reaches no further than this: an exponential neither overflows nor loses digits, and little cancels
@@ -115,8 +115,8 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         for (int j = 0; j < KEPT; j++) {
             int node = j / EACH_NODE;
             bool tie = HALVES ? j % 2 == 0 : nodes.closed;
-            int place = count_first(source_line.count, lane,
-                                    [&](int i) { return nodes.passed(node, tie, origin, source_line.place(i)); });
+            int place = first_without(0, source_line.count,
+                                      [&](int i) { return nodes.passed(node, tie, origin, source_line.place(i)); });
             if (lane == 0) places[j] = place;
         }
         __syncwarp();
@@ -411,15 +411,8 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         if (MULTIPLIED) copies.wait(listed);
         __syncwarp();
 
-        Numbers<real> base, local;
-        base.clear(), local.clear();
-        base.add_rows(state);
-#pragma unroll
-        for (int l = 0; l < SUMS; l++) {
-#pragma unroll
-            // through a shuffle, as the compiler would convert it for every target again
-            for (int c = 0; c < VEC; c++) base.at[l][c] = __shfl_sync(ALL, base.at[l][c], lane);
-        }
+        Numbers<real> base = rounded(state, lane), local;
+        local.clear();
         // the next target is due before source `since + due`
         int since = 0, due = written ? targets[32].after : NEVER;
         if (lane == 0 && written) targets[written - 1].after = NEVER;
@@ -468,7 +461,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         real product = real(0);
         if (MULTIPLIED && listed >> lane & 1) {
             // each lane starts elsewhere, so that they meet in few banks
-            for (int i = 0; i < 32; i++) product += slots[place * 32 + (i + lane & 31)].at[0];
+            for (int i = 0; i < 32; i++) product += slots[place * 32 + (i ^ lane)].at[0];
         }
         while (COMPACT && few) {
             int which = __ffs(few) - 1, first = __shfl_sync(ALL, low, which), index = __shfl_sync(ALL, target, which);
