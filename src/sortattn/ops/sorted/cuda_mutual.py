@@ -12,8 +12,6 @@ from .cuda_walk import Walk, defines_of, resident
 from .tracks import Tracks
 
 SOURCE = Path(__file__).with_name("mutual.cu")
-# keys whose ties one warp settles
-_SETTLED = 512
 
 
 def serves(tracks: Tracks, dtype: torch.dtype) -> bool:
@@ -44,15 +42,13 @@ def run(keys: Walk, queries: Walk, by_value: Tensor, by_weight: Tensor, by_key: 
     table, flags = keys.table(tracks), (tracks.mirrored, tracks.negated)
     points = (*keys.sources[:2], *queries.sources[:2])
     rows = (keys.rows, keys.extra, queries.rows, queries.extra, table, keys.bandwidth, keys.tau)
-    lines, sizes = keys.problems * tracks.number * keys.dims, (keys.count, keys.number, keys.dims)
-    tied = torch.zeros(lines * keys.parts, dtype=torch.int32, device=keys.rows.device)
+    grid, sizes = (keys.problems * tracks.number * keys.dims * runs, keys.parts), (keys.count, keys.number, keys.dims)
+    tied = torch.zeros(math.prod(grid), dtype=torch.int32, device=keys.rows.device)
     with torch.cuda.device(keys.rows.device):
         launch.Kernel(SOURCE, "mutual", defines)(
-            (lines * runs, keys.parts), 32, *points, *rows, keys.moments(tracks, defines),
-            queries.moments(tracks, defines), by_value, by_weight, by_key, by_query, tied, keys.problems, tracks.number,
-            *sizes, *flags, length,
+            grid, 32, *points, *rows, keys.moments(tracks, defines), queries.moments(tracks, defines), by_value,
+            by_weight, by_key, by_query, tied, keys.problems, tracks.number, *sizes, *flags, length,
         )  # fmt: skip
         launch.Kernel(SOURCE, "settle", defines)(
-            (lines * math.ceil(keys.count / _SETTLED), keys.parts), 32, *points, *rows, tied, by_key, by_query,
-            keys.problems, tracks.number, *sizes, *flags, _SETTLED,
-        )  # fmt: skip
+            grid, 32, *points, *rows, tied, by_key, by_query, tracks.number, *sizes, *flags, length
+        )

@@ -244,9 +244,11 @@ def defines_of(
 
 def resident(tracks: Tracks, added: bool, multiplied: bool) -> int:
     """Warps of a multiprocessor: fewer, where they need more registers."""
+    if tracks.nodes > 2:
+        return 16 if multiplied and not added else 20
     if tracks.both and multiplied:
         return 16
-    return _RESIDENT - 4 * (tracks.nodes > 2) - 4 * (added and multiplied)
+    return _RESIDENT - 4 * (added and multiplied)
 
 
 def width_of(channels: int, dtype: torch.dtype) -> int:

@@ -6,8 +6,8 @@
 // with what the points of the other kind give, and then added to what its own kind gives to those.
 //
 // Of equal points the keys come first, and have then been passed by the queries, but not the queries by the keys. As a
-// slope is the mean of both sides there, half of the jump is given and taken afterwards, on tracks that have such
-// points.
+// slope is the mean of both sides there, half of the jump is given and taken afterwards, by `settle`, on runs that
+// have such points.
 //
 // Macros: those of track.cu, with SLOPES.
 
@@ -16,6 +16,14 @@
 static_assert(NODES == 1 && !COMPACT && SLOPES && !ORDERED && (BOTH ? !FOLDED : FOLDED > 0),
               "sums and slopes of a kernel that is its own transpose");
 static_assert(SUMS == 2 && sizeof(real) == 4, "sixteen bytes for an item");
+
+// Of the first `at` queries and keys in their common order, how many are keys.
+__device__ inline int keys_before(const Line &keys, const Line &queries, int at) {
+    return first_without(0, min(keys.count, at), [&](int i) {
+        int other = at - 1 - i;
+        return other >= queries.count || queries.place(other) >= keys.place(i);
+    });
+}
 
 // Points of one kind on a track, in their order, and what those that have been passed give to the others.
 struct Party {
@@ -101,12 +109,13 @@ __device__ inline Row *row_of(const Item &item, unsigned lane) {
 // The gradients of queries and keys are added to `by_query (heads, queries, dims)` and `by_key`, those of values and
 // weights to `by_value (heads, keys, STRIDE)` and `by_weight (heads, keys)`; `grads` and `grad_extra` are those of the
 // sums of the queries. `key_sums` and `query_sums` are those of `accumulate`. Where queries are equal to keys,
-// `tied_tracks`, zero before, becomes one. Other arguments are as in walk.cu; a run has `length` queries and keys.
+// `tied`, zero for every run before, becomes one. Other arguments are as in walk.cu; a run has `length` queries and
+// keys.
 extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     mutual(const real *key_places, const int *key_order, const real *query_places, const int *query_order,
            const real *values, const real *weights, const real *grads, const real *grad_extra, const double *table,
            const double *taus, double tau, const real *key_sums, const real *query_sums, real *by_value,
-           real *by_weight, real *by_key, real *by_query, int *tied_tracks, index_t heads, index_t sides, index_t count,
+           real *by_weight, real *by_key, real *by_query, int *tied, index_t heads, index_t sides, index_t count,
            index_t number, index_t dims, index_t mirrored, index_t negated, index_t length) {
     __shared__ Source list[32];
     __shared__ Item items[32 + 2 * CHUNK];
@@ -137,10 +146,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
 
     int at = int(blockIdx.x % runs * length), end = min(at + int(length), keys.line.count + queries.line.count);
     if (at >= end) return;
-    keys.passed = first_without(0, min(keys.line.count, at), [&](int i) {
-        int other = at - 1 - i;
-        return other >= queries.line.count || queries.line.place(other) >= keys.line.place(i);
-    });
+    keys.passed = keys_before(keys.line, queries.line, at);
     queries.passed = at - keys.passed;
     keys.fetch(lane), queries.fetch(lane);
     // of the key that was passed last, if no query has been passed since
@@ -242,8 +248,8 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         }
         // where queries follow keys that they equal, and that give something
         real before = __shfl_up_sync(ALL, x, 1);
-        bool tied = asks && !zero && (lane ? giving >> (lane - 1) & 1 && before == x : last_key == x);
-        any_ties = any_ties || tied;
+        bool equal = asks && !zero && (lane ? giving >> (lane - 1) & 1 && before == x : last_key == x);
+        any_ties = any_ties || equal;
         last_key = giving >> (taken - 1) & 1 ? __shfl_sync(ALL, x, taken - 1) : infinity();
         keys.passed += some_keys, queries.passed += some_queries;
         at += taken;
@@ -309,25 +315,39 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         }
         __syncwarp();
     }
-    if (any_ties) tied_tracks[track] = 1;
+    if (any_ties) tied[blockIdx.y * gridDim.x + blockIdx.x] = 1;
 }
 
 // Rows of equal points that are on their way at a time.
-constexpr int SETTLED_ROWS = 8;
+constexpr int SOME = 8;
+
+// Inner products of SOME rows, of which a lane has a part each; lane 4 k has that of row k.
+__device__ inline real sum_parts(real (&part)[SOME], int lane) {
+#pragma unroll
+    for (int half = SOME / 2, offset = 16; half; half /= 2, offset /= 2) {
+#pragma unroll
+        for (int k = 0; k < half; k++) {
+            bool upper = lane & offset;
+            real mine = upper ? part[k + half] : part[k], other = upper ? part[k] : part[k + half];
+            part[k] = mine + __shfl_xor_sync(ALL, other, offset);
+        }
+    }
+    real sum = part[0] + __shfl_xor_sync(ALL, part[0], 2);
+    return sum + __shfl_xor_sync(ALL, sum, 1);
+}
 
 // Give to the keys and take from the queries that are equal half of the jump which they have too little or too much, on
-// tracks that are `tied`; a warp has the groups of equal points whose first key is among `length` of a track.
+// runs that are `tied`; a warp has the groups of equal points whose first query is in its run.
 extern "C" __global__ void __launch_bounds__(32, 32)
     settle(const real *key_places, const int *key_order, const real *query_places, const int *query_order,
            const real *values, const real *weights, const real *grads, const real *grad_extra, const double *table,
-           const double *taus, double tau, const int *tied_tracks, real *by_key, real *by_query, index_t heads,
-           index_t sides, index_t count, index_t number, index_t dims, index_t mirrored, index_t negated,
-           index_t length) {
+           const double *taus, double tau, const int *tied, real *by_key, real *by_query, index_t sides, index_t count,
+           index_t number, index_t dims, index_t mirrored, index_t negated, index_t length) {
+    if (!tied[blockIdx.y * gridDim.x + blockIdx.x]) return;
     int lane = threadIdx.x;
-    index_t channels = blockIdx.y, chunks = (count + length - 1) / length;
-    index_t d = blockIdx.x / chunks % dims, side_number = blockIdx.x / chunks / dims % sides,
-            p = blockIdx.x / chunks / dims / sides, track = ((channels * heads + p) * sides + side_number) * dims + d;
-    if (!tied_tracks[track]) return;
+    index_t channels = blockIdx.y, runs = (count + number + length - 1) / length;
+    index_t d = blockIdx.x / runs % dims, side_number = blockIdx.x / runs / dims % sides,
+            p = blockIdx.x / runs / dims / sides;
     bool flipped = mirrored >> side_number & 1;
     Side side;
     side.read(table + side_number * TABLE, taus ? taus[p] : tau, false);
@@ -336,8 +356,7 @@ extern "C" __global__ void __launch_bounds__(32, 32)
     if (negated >> side_number & 1) jump = -jump;
     Line keys(key_places, key_order, p * dims + d, count, flipped);
     Line queries(query_places, query_order, p * dims + d, number, flipped);
-    // those at zero give nothing
-    if (FOLDED) keys.keep_half(false), queries.keep_half(false);
+    if (FOLDED) keys.keep_half(true), queries.keep_half(true);
     Rows key_rows(values + p * count * STRIDE + channels * WIDTH, lane);
     Rows query_rows(grads + p * number * STRIDE + channels * WIDTH, lane);
     Scalars key_scalars(weights, p * count), query_scalars(grad_extra, p * number);
@@ -355,23 +374,23 @@ extern "C" __global__ void __launch_bounds__(32, 32)
             real scalar = equal ? scalars[index] : real(0), product = real(0);
             if (sum) sum->extra[0] += sum_lanes(scalar);
 #pragma unroll 1
-            for (int i = 0; i < some; i += SETTLED_ROWS) {
-                Row row[SETTLED_ROWS];
+            for (int i = 0; i < some; i += SOME) {
+                Row row[SOME];
+                real part[SOME];
 #pragma unroll
-                for (int k = 0; k < SETTLED_ROWS; k++) row[k] = rows.load(__shfl_sync(ALL, index, i + k & 31));
+                for (int k = 0; k < SOME; k++) row[k] = rows.load(__shfl_sync(ALL, index, i + k));
 #pragma unroll
-                for (int k = 0; k < SETTLED_ROWS; k++) {
-                    if (i + k >= some) break;
-                    real part = real(0);
+                for (int k = 0; k < SOME; k++) {
+                    part[k] = real(0);
 #pragma unroll
                     for (int c = 0; c < VEC; c++) {
-                        if (sum) sum->at[0][c] += row[k].at[c];
-                        if (others) part += others->at[0][c] * row[k].at[c];
+                        if (sum && i + k < some) sum->at[0][c] += row[k].at[c];
+                        if (others) part[k] += others->at[0][c] * row[k].at[c];
                     }
-                    if (!others) continue;
-                    part = sum_lanes(part);
-                    if (lane == i + k) product = part;
                 }
+                if (!others) continue;
+                real mine = __shfl_sync(ALL, sum_parts(part, lane), lane % SOME * (32 / SOME));
+                if (lane / SOME == i / SOME) product = mine;
             }
             if (others && equal) {
                 if (channels == 0) product += others->extra[0] * scalar;
@@ -380,28 +399,29 @@ extern "C" __global__ void __launch_bounds__(32, 32)
         }
     };
 
-    int start = int(blockIdx.x % chunks * length), stop = min(start + int(length), keys.count);
+    int at = int(blockIdx.x % runs * length), end = min(at + int(length), keys.count + queries.count);
+    int start = at - keys_before(keys, queries, at), stop = end - keys_before(keys, queries, end);
     for (int first = start; first < stop; first += 32) {
-        int key = first + lane, low = 0, high = queries.count;
-        bool there = key < stop;
-        real place = there ? keys.place(key) : infinity();
-        there = there && (key == 0 || keys.place(key - 1) != place);
+        int query = first + lane, low = 0, high = keys.count;
+        real place = query < stop ? queries.place(query) : infinity();
+        // those at zero give nothing
+        bool there = query < stop && !(FOLDED && place == real(0)) && (!query || queries.place(query - 1) != place);
         while (there && low < high) {
             int half = (low + high) / 2;
-            if (queries.place(half) < place)
+            if (keys.place(half) < place)
                 low = half + 1;
             else
                 high = half;
         }
-        unsigned ties = __ballot_sync(ALL, there && low < queries.count && queries.place(low) == place);
+        unsigned ties = __ballot_sync(ALL, there && low < keys.count && keys.place(low) == place);
         for (; ties; ties &= ties - 1) {
-            int which = __ffs(ties) - 1, query = __shfl_sync(ALL, low, which);
+            int which = __ffs(ties) - 1, key = __shfl_sync(ALL, low, which);
             real spot = __shfl_sync(ALL, place, which);
             Numbers<real, 1> key_sum, query_sum;
             key_sum.clear(), query_sum.clear();
-            go(keys, key_rows, key_scalars, first + which, spot, &key_sum, nullptr, real(0), nullptr);
-            go(queries, query_rows, query_scalars, query, spot, &query_sum, &key_sum, -jump, by_query);
-            go(keys, key_rows, key_scalars, first + which, spot, nullptr, &query_sum, jump, by_key);
+            go(keys, key_rows, key_scalars, key, spot, &key_sum, nullptr, real(0), nullptr);
+            go(queries, query_rows, query_scalars, first + which, spot, &query_sum, &key_sum, -jump, by_query);
+            go(keys, key_rows, key_scalars, key, spot, nullptr, &query_sum, jump, by_key);
         }
     }
 }
