@@ -8,7 +8,7 @@ import torch
 
 import sortattn
 from sortattn.cuda import launch
-from sortattn.ops.sorted import cuda, cuda_mutual, cuda_relay, cuda_sort, cuda_walk, room, sign
+from sortattn.ops.sorted import cuda, cuda_chain, cuda_mutual, cuda_relay, cuda_sort, cuda_walk, room, sign
 from sortattn.ops.sorted.api import _derivative
 from sortattn.ops.sorted.tracks import tracks_of
 
@@ -86,6 +86,13 @@ def test_walks_of_all_gradients_compile(name, width, passing, architecture):
     assert cuda_mutual.serves(tracks, torch.float32)
     *_, defines = all_defines(KERNELS[name].terms(), width=width, passing=passing)
     assert b"mutual" in machine_code(cuda_mutual.SOURCE, defines, architecture)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("width", "passing"), [(32, False), (64, False), (64, True)])
+def test_chains_compile(width, passing, architecture):
+    *_, walking = all_defines(KERNELS["add_riesz"].terms(), width=width, passing=passing)
+    assert b"chain" in machine_code(cuda_chain.SOURCE, cuda_relay.defines_of(walking, 1 + (width == 64)), architecture)
 
 
 def test_only_gradients_of_kernels_that_are_their_own_transpose_are_walked_together():

@@ -11,7 +11,7 @@ import torch
 
 import sortattn
 from sortattn.cuda import launch
-from sortattn.ops.sorted import api, cuda, cuda_walk, quotient, room, sign
+from sortattn.ops.sorted import api, cuda, cuda_chain, cuda_walk, quotient, room, sign
 from sortattn.ops.sorted.quotient import _SOURCE as QUOTIENT
 from sortattn.ops.sorted.tracks import tracks_of
 
@@ -138,8 +138,8 @@ def test_rows_of_a_single_node_are_read_once(kind, emulated, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["normal", "ties", "zeros", "one sided", "apart", "alike"])
-@pytest.mark.parametrize("name", ["add_riesz", "add_laplace"])
-def test_one_walk_has_all_gradients(name, kind, emulated, monkeypatch):
+@pytest.mark.parametrize(("name", "way"), [("add_riesz", "chain"), ("add_riesz", "mutual"), ("add_laplace", "mutual")])
+def test_one_walk_has_all_gradients(name, way, kind, emulated, monkeypatch):
     """With masked keys; points of both kinds among each other, equal, at zero, one kind behind the other, all alike."""
     entries = []
 
@@ -151,6 +151,8 @@ def test_one_walk_has_all_gradients(name, kind, emulated, monkeypatch):
     monkeypatch.setattr(launch, "Kernel", Listed)
     monkeypatch.setattr(cuda_walk, "_SHORT", 32)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    if way == "mutual":
+        monkeypatch.setattr(cuda_chain, "serves", lambda walk: False)
     query, key, value = points(kind, 2, 330, 400, 2, 50)
     if kind == "zeros":
         query, key = query.relu(), key.relu()
@@ -170,7 +172,7 @@ def test_one_walk_has_all_gradients(name, kind, emulated, monkeypatch):
 
     for got, wanted in zip(outcome("sorted", torch.float32), outcome("reference", torch.float64), strict=True):
         assert (got - wanted).norm() <= 1e-5 * wanted.norm()
-    assert "mutual" in entries
+    assert {"chain", "mutual"} & set(entries) == {way}
     assert entries.count("walk") <= 1
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...cuda import launch
-from . import room
+from . import cuda_chain, room
 from .cuda_walk import Walk, defines_of, resident
 from .tracks import Tracks
 
@@ -36,8 +36,9 @@ def run(keys: Walk, queries: Walk, by_value: Tensor, by_weight: Tensor, by_key: 
         tracks, keys.rows.dtype, keys.width, parts=keys.parts, added=True, multiplied=True, ordered=False,
         passing=head > cache,
     )  # fmt: skip
-    everything = keys.count + keys.number
+    everything, whole = keys.count + keys.number, cuda_chain.serves(keys)
     length = keys.length(everything, head, tracks.number, keys.dims, resident(tracks, True, True))
+    length = cuda_chain.RUN if whole else length
     runs = math.ceil(everything / length)
     table, flags = keys.table(tracks), (tracks.mirrored, tracks.negated)
     points = (*keys.sources[:2], *queries.sources[:2])
@@ -45,10 +46,13 @@ def run(keys: Walk, queries: Walk, by_value: Tensor, by_weight: Tensor, by_key: 
     grid, sizes = (keys.problems * tracks.number * keys.dims * runs, keys.parts), (keys.count, keys.number, keys.dims)
     tied = torch.zeros(math.prod(grid), dtype=torch.int32, device=keys.rows.device)
     with torch.cuda.device(keys.rows.device):
-        launch.Kernel(SOURCE, "mutual", defines)(
-            grid, 32, *points, *rows, keys.moments(tracks, defines), queries.moments(tracks, defines), by_value,
-            by_weight, by_key, by_query, tied, keys.problems, tracks.number, *sizes, *flags, length,
-        )  # fmt: skip
+        if whole:
+            cuda_chain.run(keys, queries, defines, head, tied, by_value, by_weight, by_key, by_query)
+        else:
+            launch.Kernel(SOURCE, "mutual", defines)(
+                grid, 32, *points, *rows, keys.moments(tracks, defines), queries.moments(tracks, defines), by_value,
+                by_weight, by_key, by_query, tied, keys.problems, tracks.number, *sizes, *flags, length,
+            )  # fmt: skip
         launch.Kernel(SOURCE, "settle", defines)(
             grid, 32, *points, *rows, tied, by_key, by_query, tracks.number, *sizes, *flags, length
         )

@@ -532,8 +532,8 @@ struct Barrier {
 // Rows on their way to shared memory, for all lanes of a warp together.
 struct Copies {
     static constexpr int BYTES = sizeof(Row) * 32;
-#if __CUDA_ARCH__ >= 900 && NODES > 1
-    // one instruction a row, which arrives at a barrier; with a single node that is no faster
+#if __CUDA_ARCH__ >= 900 && (NODES > 1 || defined CREW)
+    // one instruction a row, which arrives at a barrier; in a walk with a single node that is no faster
     Barrier barrier;
     unsigned turn;
 
@@ -556,11 +556,18 @@ struct Copies {
         }
         __syncwarp();
         if (some >> lane & 1) {
+            unsigned place = unsigned(__cvta_generic_to_shared(to));
+#if PASSING
+            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                         "[%0], [%1], %2, [%3], %4;" ::"r"(place),
+                         "l"(from), "r"(BYTES), "r"(barrier.place), "l"(passing())
+                         : "memory");
+#else
             asm volatile(
-                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                    unsigned(__cvta_generic_to_shared(to))),
+                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(place),
                 "l"(from), "r"(BYTES), "r"(barrier.place)
                 : "memory");
+#endif
         }
     }
     __device__ void wait(unsigned some) {
