@@ -19,7 +19,7 @@ struct Baton {
     double query[SUMS][VEC][32];
     double key_extra, query_extra[SUMS];
     real origin;
-    unsigned long long turns[CREW];
+    Turn turn;
 };
 // What a query or a key gives to each of the sums, and each of them to it.
 struct alignas(16) Item {
@@ -66,11 +66,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
     by_weight += p * count;
     by_key += p * count * dims + d;
     by_query += p * number * dims + d;
-    Barrier my_turn(baton.turns + warp), next_turn(baton.turns + (warp + 1) % CREW);
-    if (lane == 0) {
-        my_turn.init();
-        if (warp == 0) my_turn.arrive();
-    }
+    if (threadIdx.x == 0) baton.turn.now = 0;
     Copies copies(&mine.arrival, lane);
     __syncthreads();
     int everything = keys.count + queries.count, stretches = (everything + 31) / 32;
@@ -179,34 +175,34 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
             }
         }
         // the baton is taken and handed on
-        my_turn.wait(turn);
+        baton.turn.wait(stretch);
         if (stretch) {
 #pragma unroll
             for (int c = 0; c < VEC; c++) {
-                key_slope[c] = baton.key_slope[c][lane];
+                key_slope[c] = shown(baton.key_slope[c][lane]);
 #pragma unroll
-                for (int l = 0; l < SUMS; l++) state.at[l][c] = baton.query[l][c][lane];
+                for (int l = 0; l < SUMS; l++) state.at[l][c] = shown(baton.query[l][c][lane]);
             }
-            key_extra = baton.key_extra;
+            key_extra = shown(baton.key_extra);
 #pragma unroll
-            for (int l = 0; l < SUMS; l++) state.extra[l] = baton.query_extra[l];
-            move_state(state, double(origin) - double(baton.origin), side.rate);
+            for (int l = 0; l < SUMS; l++) state.extra[l] = shown(baton.query_extra[l]);
+            move_state(state, double(origin) - double(shown(baton.origin)), side.rate);
         }
         __syncwarp();
 #pragma unroll
         for (int c = 0; c < VEC; c++) {
-            baton.key_slope[c][lane] = key_slope[c] + double(key_local[c]);
+            shown(baton.key_slope[c][lane]) = key_slope[c] + double(key_local[c]);
 #pragma unroll
-            for (int l = 0; l < SUMS; l++) baton.query[l][c][lane] = state.at[l][c] + double(query_local.at[l][c]);
+            for (int l = 0; l < SUMS; l++)
+                shown(baton.query[l][c][lane]) = state.at[l][c] + double(query_local.at[l][c]);
         }
         if (lane == 31) {
-            baton.key_extra = key_extra + double(key_sum);
+            shown(baton.key_extra) = key_extra + double(key_sum);
 #pragma unroll
-            for (int l = 0; l < SUMS; l++) baton.query_extra[l] = state.extra[l] + double(query_sums[l]);
-            baton.origin = origin;
+            for (int l = 0; l < SUMS; l++) shown(baton.query_extra[l]) = state.extra[l] + double(query_sums[l]);
+            shown(baton.origin) = origin;
         }
-        __syncwarp();
-        if (lane == 0) next_turn.arrive();
+        baton.turn.pass(stretch, lane);
 
         Numbers<real> base = rounded(state, lane);
         real key_base[VEC];

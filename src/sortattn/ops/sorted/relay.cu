@@ -159,8 +159,7 @@ extern "C" __global__ void __launch_bounds__(SUMMERS, 3)
 struct Baton {
     double at[SUMS][VEC][32];
     double extra[SUMS];
-    // one for each warp, at which the one before it arrives
-    unsigned long long turns[CREW];
+    Turn turn;
 };
 
 struct alignas(SUMS % 2 ? sizeof(real) : 2 * sizeof(real)) Weights {
@@ -231,11 +230,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
         source_line.keep_half(true);
         target_line.keep_half(false);
     }
-    Barrier my_turn(baton.turns + warp), next_turn(baton.turns + (warp + 1) % CREW);
-    if (lane == 0) {
-        my_turn.init();
-        if (warp == 0) my_turn.arrive();
-    }
+    if (threadIdx.x == 0) baton.turn.now = 0;
     __syncthreads();
     int stretches = (source_line.count + 31) / 32;
 
@@ -309,13 +304,13 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
             for (int l = 0; l < SUMS; l++) state.mix(l, all, extra, -double(constant[l]));
         }
         // the baton is taken and handed on
-        my_turn.wait(turn);
+        baton.turn.wait(stretch);
         if (stretch) {
 #pragma unroll
             for (int l = 0; l < SUMS; l++) {
 #pragma unroll
-                for (int c = 0; c < VEC; c++) state.at[l][c] = baton.at[l][c][lane];
-                state.extra[l] = baton.extra[l];
+                for (int c = 0; c < VEC; c++) state.at[l][c] = shown(baton.at[l][c][lane]);
+                state.extra[l] = shown(baton.extra[l]);
             }
             move_state(state, distance, side.rate);
         }
@@ -324,14 +319,13 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
         for (int l = 0; l < SUMS; l++) {
 #pragma unroll
             for (int c = 0; c < VEC; c++) {
-                baton.at[l][c][lane] = state.at[l][c] + double(sum.at[l][c]);
+                shown(baton.at[l][c][lane]) = state.at[l][c] + double(sum.at[l][c]);
             }
-            if (lane == 0) baton.extra[l] = state.extra[l] + double(sum.extra[l]);
+            if (lane == 0) shown(baton.extra[l]) = state.extra[l] + double(sum.extra[l]);
         }
-        __syncwarp();
-        if (lane == 0) next_turn.arrive();
+        baton.turn.pass(stretch, lane);
         int before = stretch - 1;
-        int at = stretch ? ends[before / CREW % 2][before % CREW] : 0;
+        int at = stretch ? shown(ends[before / CREW % 2][before % CREW]) : 0;
 
         Numbers<real> base = rounded(state, lane), local;
         local.clear();

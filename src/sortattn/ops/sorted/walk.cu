@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     // where a source has its index, the one CHUNK before it has its weights: what is needed at a time is read at a
     // time; behind the last source of a list stand some with a weight of zero
     __shared__ Source sources[LIST + 2 * CHUNK];
-    __shared__ Target targets[33];
+    __shared__ Target targets[32];
     // rows of targets that sums are multiplied with
     alignas(16) __shared__ Row slots[MULTIPLIED ? 32 * 32 : 1];
     __shared__ unsigned long long arrival;
@@ -82,8 +82,10 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     Numbers<double> state;
     real origin = target_line.place(at), renewed = origin;
 
-    // Go through the first `some` sources of the list and call `visit(first, i)` before source `first + i`.
-    auto add_listed = [&](int some, Numbers<real> &sum, auto visit) {
+    // Go through the first `some` sources of the list; `due(first)` says bit by bit before which of thirty-two of them
+    // `write()` is to be called. Both are the same in all lanes, and known to be: without divergence to expect a branch
+    // takes two instructions less.
+    auto add_listed = [&](int some, Numbers<real> &sum, auto due, auto write) {
         if (!some) return;
         // a ring: the place of a row that has been added is for the one CHUNK behind it
         Row row[CHUNK];
@@ -91,10 +93,12 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         for (int i = 0; i < CHUNK; i++) row[i] = source_rows.load(sources[i].index);
         // read one source ahead
         Source ahead = sources[CHUNK];
-        for (int first = 0; first < some; first += CHUNK) {
+        unsigned bits = 0;
+        for (int first = 0; first < some; first += CHUNK, bits >>= CHUNK) {
+            if (first % 32 == 0) bits = due(first);
 #pragma unroll
             for (int i = 0; i < CHUNK; i++) {
-                visit(first, i);
+                if (bits & 1u << i) write();
                 Source next = ahead;
                 ahead = sources[first + CHUNK + i + 1];
                 sum.add_row(next.weight, row[i]);
@@ -324,8 +328,6 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         __syncwarp();
         if (listed >> lane & 1) {
             targets[place].index = target;
-            // the one in front of the first is there for this alone
-            targets[(place + 32) % 33].after = all;
 #pragma unroll
             for (int l = 0; l < SUMS; l++) {
                 targets[place].weight[l] = factor[l];
@@ -413,10 +415,11 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
 
         Numbers<real> base = rounded(state, lane), local;
         local.clear();
-        // the next target is due before source `since + due`
-        int since = 0, due = written ? targets[32].after : NEVER;
-        if (lane == 0 && written) targets[written - 1].after = NEVER;
-        __syncwarp();
+        // of the targets in their order, those behind which another one has passed as many sources
+        bool asked = listed >> lane & 1;
+        unsigned later = listed & ~((2u << lane) - 1);
+        int following = __shfl_sync(ALL, all, later ? __ffs(later) - 1 : lane);
+        unsigned together = __reduce_or_sync(ALL, asked && later && following == all ? 1u << place : 0u);
         Cursor<Target> next(targets, 0), last(targets, written);
         Cursor<Row> slot_of_next(slots, lane);
         auto write = [&]() {
@@ -449,11 +452,17 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 slot.at[0] = product;
                 slot_of_next.step(32);
             }
-            due = to.after - since;
         };
-        add_listed(total, local, [&](int first, int i) {
-            if (i == 0) due -= first - since, since = first;
-            while (due <= i) write();
+        auto due = [&](int first) {
+            return __reduce_or_sync(ALL, asked && all >= first && all < first + 32 ? 1u << (all - first) : 0u);
+        };
+        add_listed(__reduce_max_sync(ALL, total), local, due, [&]() {
+            bool more = true;
+            while (more) {
+                write();
+                more = together & 1;
+                together >>= 1;
+            }
         });
         while (next.before(last)) write();
         state.add_rows(local);
