@@ -8,7 +8,7 @@ import torch
 
 import sortattn
 from sortattn.cuda import launch
-from sortattn.ops.sorted import cuda, cuda_relay, cuda_sort, cuda_walk, room, sign
+from sortattn.ops.sorted import cuda, cuda_chain, cuda_mutual, cuda_relay, cuda_sort, cuda_walk, room, sign
 from sortattn.ops.sorted.api import _derivative
 from sortattn.ops.sorted.tracks import tracks_of
 
@@ -41,8 +41,9 @@ def all_defines(terms, dtype=torch.float32, width=64, ordered=False, passing=Fal
 
 def compile_walks(name, architecture, **options) -> None:
     for defines in all_defines(KERNELS[name].terms()):
-        code = machine_code(cuda_walk.SOURCE, defines, architecture, **options)
-        for entry in (b"summarise", b"accumulate", b"walk"):
+        assert b"walk" in machine_code(cuda_walk.SOURCE, defines, architecture, **options)
+        code = machine_code(cuda_walk.MOMENTS, cuda_walk.for_moments(defines), architecture, **options)
+        for entry in (b"summarise", b"accumulate"):
             assert entry in code
 
 
@@ -75,6 +76,32 @@ def test_relays_compile(width, passing, architecture):
     code = machine_code(cuda_relay.SOURCE, cuda_relay.defines_of(walking, 1 + (width == 64)), architecture)
     for entry in (b"sum_halves", b"relay"):
         assert entry in code
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("width", "passing"), [(32, False), (64, False), (64, True)])
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace"])
+def test_walks_of_all_gradients_compile(name, width, passing, architecture):
+    tracks = tracks_of(KERNELS[name].terms(), mirrored=False, slopes=True)
+    assert cuda_mutual.serves(tracks, torch.float32)
+    *_, defines = all_defines(KERNELS[name].terms(), width=width, passing=passing)
+    assert b"mutual" in machine_code(cuda_mutual.SOURCE, defines, architecture)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("width", "passing"), [(32, False), (64, False), (64, True)])
+def test_chains_compile(width, passing, architecture):
+    *_, walking = all_defines(KERNELS["add_riesz"].terms(), width=width, passing=passing)
+    assert b"chain" in machine_code(cuda_chain.SOURCE, cuda_relay.defines_of(walking, 1 + (width == 64)), architecture)
+
+
+def test_only_gradients_of_kernels_that_are_their_own_transpose_are_walked_together():
+    served = [
+        name
+        for name, kernel in KERNELS.items()
+        if cuda_mutual.serves(tracks_of(kernel.terms(), mirrored=False, slopes=True), torch.float32)
+    ]
+    assert served == ["add_riesz", "add_laplace"]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -208,9 +235,9 @@ def test_without_atomics_two_warps_that_run_at_a_time_have_different_targets(nam
     rows, extra = torch.zeros(2, 40, channels), torch.zeros(2, 40)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     cuda.scatter(lines, lines, rows, extra, terms, 1.0, False)
-    cuda.dot(lines, lines, rows, extra, rows, extra, _derivative(terms), 1.0, False, 1.0)
-    into = (torch.empty_like(rows), torch.empty_like(extra), torch.empty(2, 40, dims))
-    cuda.towards_keys(lines, lines, rows, extra, rows, extra, terms, _derivative(terms), 1.0, into)
+    points = torch.empty(2, 40, dims)
+    into = (points, points.clone(), torch.empty_like(rows), torch.empty_like(extra))
+    cuda.gradients(lines, lines, rows, extra, rows, extra, terms, _derivative(terms), 1.0, into)
     tracks = tracks_of(terms, False).number
     # sums: tracks times dimensions; products: tracks times parts; both: times all of them
     assert len(launches) == tracks * dims + tracks * 2 + tracks * dims * 2

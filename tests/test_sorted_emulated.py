@@ -11,7 +11,7 @@ import torch
 
 import sortattn
 from sortattn.cuda import launch
-from sortattn.ops.sorted import api, cuda, cuda_walk, quotient, room, sign
+from sortattn.ops.sorted import api, cuda, cuda_chain, cuda_walk, quotient, room, sign
 from sortattn.ops.sorted.quotient import _SOURCE as QUOTIENT
 from sortattn.ops.sorted.tracks import tracks_of
 
@@ -135,6 +135,45 @@ def test_rows_of_a_single_node_are_read_once(kind, emulated, monkeypatch):
     assert (output - expected).norm() < 1e-6 * expected.norm()
     assert {"sum_halves", "relay"} <= set(entries)
     assert "summarise" not in entries
+
+
+@pytest.mark.parametrize("kind", ["normal", "ties", "zeros", "one sided", "apart", "alike"])
+@pytest.mark.parametrize(("name", "way"), [("add_riesz", "chain"), ("add_riesz", "mutual"), ("add_laplace", "mutual")])
+def test_one_walk_has_all_gradients(name, way, kind, emulated, monkeypatch):
+    """With masked keys; points of both kinds among each other, equal, at zero, one kind behind the other, all alike."""
+    entries = []
+
+    class Listed(EmulatedKernel):
+        def __init__(self, source, entry, defines=()):
+            entries.append(entry)
+            super().__init__(source, entry, defines)
+
+    monkeypatch.setattr(launch, "Kernel", Listed)
+    monkeypatch.setattr(cuda_walk, "_SHORT", 32)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    if way == "mutual":
+        monkeypatch.setattr(cuda_chain, "serves", lambda walk: False)
+    query, key, value = points(kind, 2, 330, 400, 2, 50)
+    if kind == "zeros":
+        query, key = query.relu(), key.relu()
+    if kind == "one sided":
+        query, key = query.abs() + 0.1, key.abs() + 0.1
+    if kind == "apart":
+        query, key = query.abs() + 5, key.abs()
+    if kind == "alike":
+        query[..., 0], key[..., 0] = 0.5, 0.5
+    mask = torch.rand(2, 400, generator=torch.Generator().manual_seed(4)) < 0.7
+
+    def outcome(backend, dtype):
+        leaves = [part.to(dtype).requires_grad_() for part in (query, key, value)]
+        rows = sortattn.kernel_attention(*leaves, name, key_mask=mask, backend=backend)
+        weights = torch.linspace(-1, 1, rows.numel(), dtype=torch.float64).reshape(rows.shape).mul(1e3).sin().to(dtype)
+        return torch.autograd.grad((rows * weights).sum(), leaves)
+
+    for got, wanted in zip(outcome("sorted", torch.float32), outcome("reference", torch.float64), strict=True):
+        assert (got - wanted).norm() <= 1e-5 * wanted.norm()
+    assert {"chain", "mutual"} & set(entries) == {way}
+    assert entries.count("walk") <= 1
 
 
 @pytest.mark.parametrize("name", ["add_riesz", "add_bump"])

@@ -160,17 +160,17 @@ def _fill(
     """The gradients of some heads, see `sided_sum_backward`; those of the coefficients are added to."""
     by_query, by_key, by_value, by_weight, by_bandwidth, by_below, by_above = gradients
     queries, keys = walk.points(query, query_order), walk.points(key, key_order)
-    if wants_points:
-        slope, rates = _derivative(terms), 1.0 / bandwidth
+    slope, rates = _derivative(terms), 1.0 / bandwidth
+    if wants_points and wants_value:
+        walk.gradients(
+            queries, keys, grad, grad_extra, value, weight, terms, slope, bandwidth,
+            into=(by_query, by_key, by_value, by_weight),
+        )  # fmt: skip
+    elif wants_points:
         walk.dot(
             keys, queries, value, weight, grad, grad_extra, slope, bandwidth, mirrored=False, factors=rates,
             into=by_query,
         )  # fmt: skip
-    if wants_points and wants_value:
-        walk.towards_keys(
-            queries, keys, grad, grad_extra, value, weight, terms, slope, bandwidth, into=(by_value, by_weight, by_key)
-        )
-    elif wants_points:
         walk.dot(
             queries, keys, grad, grad_extra, value, weight, slope, bandwidth, mirrored=True, factors=-rates, into=by_key
         )

@@ -180,7 +180,7 @@ def dot(
     return out
 
 
-def towards_keys(
+def gradients(
     queries: Points,
     keys: Points,
     grad: Tensor,
@@ -190,17 +190,16 @@ def towards_keys(
     terms: Terms,
     slope: Terms,
     bandwidth: Tensor,
-    into: tuple[Tensor, Tensor, Tensor],
+    into: tuple[Tensor, Tensor, Tensor, Tensor],
 ) -> None:
-    """The gradients of values, weights and keys, `into` tensors: what those of the queries' sums come to at the keys.
-
-    `slope` are the terms of the derivative.
-    """
-    scatter(queries, keys, grad, grad_extra, terms, bandwidth, mirrored=True, into=into[:2])
+    """The gradients of queries, keys, values and weights, `into` tensors; `slope` are the terms of the derivative."""
+    by_query, by_key, *by_values = into
+    rates = 1.0 / bandwidth
     dot(
-        queries, keys, grad, grad_extra, value, weight, slope, bandwidth, mirrored=True, factors=-1.0 / bandwidth,
-        into=into[2],
+        keys, queries, value, weight, grad, grad_extra, slope, bandwidth, mirrored=False, factors=rates, into=by_query
     )  # fmt: skip
+    scatter(queries, keys, grad, grad_extra, terms, bandwidth, mirrored=True, into=by_values)
+    dot(queries, keys, grad, grad_extra, value, weight, slope, bandwidth, mirrored=True, factors=-rates, into=by_key)
 
 
 def _width(channels: int) -> int:

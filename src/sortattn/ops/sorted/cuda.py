@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import Terms
-from . import room
+from . import cuda_mutual, room
 from .cuda_sort import Lines, sort_lines
 from .cuda_walk import Walk, width_of
 from .lines import Bandwidth
@@ -36,7 +36,10 @@ def groups(
     size, tracks, width = query.element_size(), tracks_of(terms, False), width_of(channels, query.dtype)
     stride = math.ceil(channels / width) * width
     lines = (rows + columns) * dims * (4 + size)
-    moments = size * tracks.number * tracks.moments(max(rows, columns) if backward else columns, dims, width, stride)
+    # those of both kinds, if all gradients are walked together
+    together = backward and cuda_mutual.serves(tracks, query.dtype)
+    sources = rows + columns if together else max(rows, columns) if backward else columns
+    moments = size * tracks.number * tracks.moments(sources, dims, width, stride)
     # rows are copied where warps take more channels than there are
     copies = (stride > channels) * (rows + 2 * columns if backward else rows + columns)
     inputs = problems * ((rows + columns) * dims + columns * channels) * size
@@ -103,7 +106,7 @@ def dot(
     return products.mul_(factors if isinstance(factors, float) else factors.to(products.dtype)[:, None, None])
 
 
-def towards_keys(
+def gradients(
     queries: Lines,
     keys: Lines,
     grad: Tensor,
@@ -113,13 +116,26 @@ def towards_keys(
     terms: Terms,
     slope: Terms,
     bandwidth: Bandwidth,
-    into: tuple[Tensor, Tensor, Tensor],
+    into: tuple[Tensor, Tensor, Tensor, Tensor],
 ) -> None:
-    """The gradients of values, weights and keys, see `cpu.towards_keys`; one walk does for all of them."""
-    walk = Walk(tracks_of(terms, mirrored=True, slopes=True), queries, keys, grad, grad_extra, bandwidth)
-    by_value, by_weight, by_key = into
+    """All of them, see `cpu.gradients`; one walk does for those of keys, values and weights, or for all."""
+    by_query, by_key, by_value, by_weight = into
+    ordered = torch.are_deterministic_algorithms_enabled()
+    tracks = tracks_of(terms, mirrored=False, slopes=True)
+    together = cuda_mutual.serves(tracks, value.dtype) and not ordered
+    if not together:
+        dot(
+            keys, queries, value, weight, grad, grad_extra, slope, bandwidth, mirrored=False, factors=1.0 / bandwidth,
+            into=by_query,
+        )  # fmt: skip
+        tracks = tracks_of(terms, mirrored=True, slopes=True)
+    walk = Walk(tracks, queries, keys, grad, grad_extra, bandwidth)
     out = walk.begin(terms.constant, by_value, by_weight)
-    walk.run(out, by_weight, walk.padded(value), weight, by_key.zero_())
+    if together:
+        there = Walk(tracks, keys, queries, value, weight, bandwidth)
+        cuda_mutual.run(there, walk, out, by_weight, by_key.zero_(), by_query.zero_())
+    else:
+        walk.run(out, by_weight, walk.padded(value), weight, by_key.zero_())
     _deliver(out, by_value)
 
 

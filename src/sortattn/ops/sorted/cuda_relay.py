@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SOURCE = Path(__file__).with_name("relay.cu")
 # warps of a multiprocessor
-_WARPS = 24
+WARPS = 24
 # of the sources, those that are summed by themselves for the halves of a folded line
 _CHUNKS = 16
 # dimensions of a block that sums them, and of one of its threads, and channels of a thread; as in relay.cu
@@ -29,39 +29,44 @@ def serves(walk: "Walk") -> bool:
     return (
         not (several or tracks.rate or tracks.halves or tracks.folded < 0)
         and walk.problems * tracks.number * walk.dims * walk.parts >= 2 * device.processors
-        and _WARPS * _station(walk) <= device.shared
+        and WARPS * _station(walk) <= device.shared
     )
 
 
 def defines_of(walking: Defines, teams: int) -> Defines:
     """From the macros of a walk, with so many blocks of a multiprocessor."""
-    return (*(pair for pair in walking if pair[0] != "RESIDENT"), ("CREW", _WARPS // teams), ("TEAMS", teams))
+    return (*(pair for pair in walking if pair[0] != "RESIDENT"), ("CREW", WARPS // teams), ("TEAMS", teams))
 
 
-def _teams(walk: "Walk") -> int:
+def teams_of(walk: "Walk", head: int) -> int:
     """Blocks of a multiprocessor: two, if the rows of the heads that are then walked at a time take half the cache."""
     processors, cache, _ = room.device(walk.rows.device)
     heads = 2 * processors / (walk.tracks.number * walk.dims)
-    return 2 if heads * walk.head() <= cache / 2 else 1
+    return 2 if heads * head <= cache / 2 else 1
+
+
+def halves_of(walk: "Walk", defines: Defines) -> tuple[Tensor, int]:
+    """The sums of all rows on either side of zero, in so many chunks."""
+    chunks = min(walk.count, _CHUNKS)
+    totals = walk.empty(walk.parts * chunks * 2 * walk.dims * (walk.width + 1))
+    threads = (walk.width // _FOUR + 1) * _DIMS // _EIGHT
+    launch.Kernel(SOURCE, "sum_halves", defines)(
+        (walk.problems * chunks * math.ceil(walk.dims / _DIMS), walk.parts), threads, walk.sources.points, walk.rows,
+        walk.extra, totals, walk.problems, walk.count, walk.dims, chunks,
+    )  # fmt: skip
+    return totals, chunks
 
 
 def run(walk: "Walk", walking: Defines, out: Tensor, out_extra: Tensor) -> None:
     """Add the sums for all targets to `out` and `out_extra`."""
-    tracks, teams = walk.tracks, _teams(walk)
+    tracks, teams = walk.tracks, teams_of(walk, walk.head())
     defines = defines_of(walking, teams)
-    chunks, totals = min(walk.count, _CHUNKS), None
-    if tracks.folded:
-        totals = walk.empty(walk.parts * chunks * 2 * walk.dims * (walk.width + 1))
-        threads = (walk.width // _FOUR + 1) * _DIMS // _EIGHT
-        launch.Kernel(SOURCE, "sum_halves", defines)(
-            (walk.problems * chunks * math.ceil(walk.dims / _DIMS), walk.parts), threads, walk.sources.points,
-            walk.rows, walk.extra, totals, walk.problems, walk.count, walk.dims, chunks,
-        )  # fmt: skip
+    halves = halves_of(walk, defines) if tracks.folded else (None, 0)
     launch.Kernel(SOURCE, "relay", defines)(
-        (walk.problems * tracks.number * walk.dims, walk.parts), 32 * (_WARPS // teams), *walk.sources[:2],
-        *walk.targets[:2], walk.rows, walk.extra, walk.table(tracks), walk.bandwidth, walk.tau, totals, chunks, out,
-        out_extra, walk.problems, tracks.number, walk.count, walk.number, walk.dims, tracks.mirrored, tracks.closed,
-        shared=_WARPS // teams * _station(walk),
+        (walk.problems * tracks.number * walk.dims, walk.parts), 32 * (WARPS // teams), *walk.sources[:2],
+        *walk.targets[:2], walk.rows, walk.extra, walk.table(tracks), walk.bandwidth, walk.tau, *halves, out, out_extra,
+        walk.problems, tracks.number, walk.count, walk.number, walk.dims, tracks.mirrored, tracks.closed,
+        shared=WARPS // teams * _station(walk),
     )  # fmt: skip
 
 

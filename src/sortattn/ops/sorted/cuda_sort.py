@@ -18,9 +18,9 @@ SORTERS = ((256, 4), (256, 8), (256, 16), (512, 16), (1024, 16))
 # places that a block merges; lines and points that one splits, and how many of these a thread has at a time; as in
 # sort.cu
 _MERGED, _SPLIT, _SEGMENT, _SOME = 2048, 4, 16384, 4
-# of a stretch of a long line, how much is filled on average, and how many keys of a sample it has: with as many, none
-# is too long but for ties
-_FILLED, _SAMPLED = 0.7, 350
+# of a long line: keys of a sample for every stretch, and how much shorter than there is room for these are on average,
+# in standard deviations of their length, so that hardly one is too long but for ties; at least so much is filled
+_SAMPLED, _SHORTER, _FILLED = 1600, 4, 0.3
 # indices and coordinates
 _PAIR = (torch.int32, torch.float32)
 
@@ -80,8 +80,10 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
             return
         # for the sake of bitwise equal sums equal keys keep their order, which takes merges where there are many
         stable = int(torch.are_deterministic_algorithms_enabled())
-        parts = math.ceil(count / (_FILLED * length))
-        sample = points[:, :: math.ceil(count / min(length, _SAMPLED * parts))].contiguous()
+        sampled = min(length, _SAMPLED * count // length)
+        sample = points[:, :: math.ceil(count / sampled)].contiguous()
+        filled = max(1 - _SHORTER * math.sqrt(count / (length * sampled)), _FILLED)
+        parts = math.ceil(count / (filled * length))
         shape = (heads, dims, sample.shape[1])
         indices, bounds = (torch.empty(shape, dtype=dtype, device=points.device) for dtype in _PAIR)
         _launch_sort(sample, indices, bounds)

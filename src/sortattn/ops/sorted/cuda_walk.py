@@ -15,9 +15,9 @@ from .cuda_sort import Lines
 from .lines import Bandwidth
 from .tracks import GROUP, Tracks
 
-SOURCE = Path(__file__).with_name("walk.cu")
+SOURCE, MOMENTS = (Path(__file__).with_name(name) for name in ("walk.cu", "moments.cu"))
 _REALS = {torch.float32: "float", torch.float64: "double"}
-# of a block that sums moments, as in walk.cu
+# of a block that sums moments, as in track.cu
 _WARPS = 4
 # rows that a warp has on their way at a time
 _CHUNK = 8
@@ -33,6 +33,8 @@ _RESIDENT = 24
 _SHARE = 0.3
 # rows that are summed at a time
 _STEP = 128
+# macros that moments do not depend on: the same are compiled for all walks
+_UNUSED = ("HALVES", "PRODUCTS", "SLOPES", "ORDERED", "PASSING", "RESIDENT")
 
 
 class Walk:
@@ -64,18 +66,19 @@ class Walk:
         rows = rows.contiguous()
         return rows.clone() if rows.data_ptr() % 16 else rows
 
-    def moments(self, tracks: Tracks, defines: Defines) -> Tensor:
-        """Those of blocks of sources, and of all before them, see walk.cu."""
+    def moments(self, tracks: Tracks, walking: Defines) -> Tensor:
+        """Those of blocks of sources, and of all before them, see moments.cu; `walking` are the macros of a walk."""
+        defines = for_moments(walking)
         blocks, table = math.ceil(self.count / tracks.block), self.table(tracks)
         everything, shape = self.problems * tracks.number * self.dims, (tracks.number, self.count, self.dims)
         size = self.problems * tracks.number * tracks.moments(self.count, self.dims, self.width, self.stride)
         moments = torch.empty(size, dtype=self.rows.dtype, device=self.rows.device)
-        launch.Kernel(SOURCE, "summarise", defines)(
+        launch.Kernel(MOMENTS, "summarise", defines)(
             (math.ceil(everything * blocks / _WARPS), self.parts), 32 * _WARPS, *self.sources[:2], self.rows,
             self.extra, table, self.bandwidth, self.tau, moments, everything, *shape, self.stride, tracks.mirrored,
         )  # fmt: skip
         jobs = everything * (math.ceil(blocks / GROUP) if tracks.compact else 1 + tracks.both)
-        launch.Kernel(SOURCE, "accumulate", defines)(
+        launch.Kernel(MOMENTS, "accumulate", defines)(
             (math.ceil(jobs / _WARPS), self.parts), 32 * _WARPS, *self.sources[:2], table, self.bandwidth, self.tau,
             moments, everything, *shape, tracks.mirrored,
         )  # fmt: skip
@@ -124,8 +127,7 @@ class Walk:
         tracks = 1 if ordered else self.tracks.number
         dims = 1 if ordered and out is not None else self.dims
         parts = 1 if ordered and products is not None else self.parts
-        runs = self._runs(tracks, dims)
-        length = max(_SHORT, math.ceil(self.number / runs / 32) * 32)
+        length = self.length(self.number, self.head(), tracks, dims, _RESIDENT)
         # a walk of a whole track from its beginning needs no moments, unless sources above count
         whole = length >= self.number and not self.tracks.both
         defines = defines_of(
@@ -164,21 +166,24 @@ class Walk:
         """Bytes of the rows of one head and one block of channels, which are read and written at random."""
         return (self.count + self.number) * self.width * self.rows.element_size()
 
-    def _runs(self, tracks: int, dims: int) -> int:
-        """Into how many runs of targets a track is cut: as few as keep the GPU busy and its cache large enough."""
+    def length(self, number: int, head: int, tracks: int, dims: int, resident: int) -> int:
+        """Of the points of a track, how many have a warp: so many that the GPU is busy and its cache large enough.
+
+        A head's rows take `head` bytes.
+        """
         processors, cache, _ = room.device(self.rows.device)
-        warps = processors * _RESIDENT
+        warps = processors * resident
         # warps of one head and one run of every track; of the halves of a line each has half the targets
         together = dims * (1 if self.tracks.folded else tracks)
         runs = warps / (together * self.problems * self.parts)
-        # rows of the heads that are walked at a time
-        head = self.head()
+        # those whose rows are read and written at a time
         heads = min(warps / together, self.problems)
         if heads * head > cache:
             share = 2 * _SHARE if self.tracks.compact else _SHARE
             runs = max(runs, warps * head / (share * cache * together))
         # of a short line, one that is not quite enough is better than the moments that a second one needs
-        return max(1, round(runs) if self.count <= _FEW else math.ceil(runs))
+        runs = max(1, round(runs) if self.count <= _FEW else math.ceil(runs))
+        return max(_SHORT, math.ceil(number / runs / 32) * 32)
 
 
 def _column_sums(rows: Tensor) -> Tensor:
@@ -186,6 +191,12 @@ def _column_sums(rows: Tensor) -> Tensor:
     even = rows.shape[1] // _STEP * _STEP
     steps = rows[:, :even].unflatten(1, (-1, _STEP)).sum(2)
     return steps.sum(1, keepdim=True) + rows[:, even:].sum(1, keepdim=True)
+
+
+@functools.lru_cache(maxsize=256)
+def for_moments(walking: Defines) -> Defines:
+    """From the macros of a walk."""
+    return tuple((name, 0 if name in _UNUSED else value) for name, value in walking)
 
 
 @functools.lru_cache(maxsize=256)
@@ -226,15 +237,18 @@ def defines_of(
         ("ORDERED", int(ordered)),
         ("CHUNK", _CHUNK),
         ("PASSING", int(passing)),
-        ("RESIDENT", _resident(tracks, added, multiplied)),
+        ("RESIDENT", resident(tracks, added, multiplied)),
+        ("WAY", 0 if tracks.number > 1 else -1 if tracks.mirrored else 1),
     )
 
 
-def _resident(tracks: Tracks, added: bool, multiplied: bool) -> int:
+def resident(tracks: Tracks, added: bool, multiplied: bool) -> int:
     """Warps of a multiprocessor: fewer, where they need more registers."""
+    if tracks.nodes > 2:
+        return 16 if multiplied and not added else 20
     if tracks.both and multiplied:
         return 16
-    return _RESIDENT - 4 * (tracks.nodes > 2) - 4 * (added and multiplied)
+    return _RESIDENT - 4 * (added and multiplied)
 
 
 def width_of(channels: int, dtype: torch.dtype) -> int:

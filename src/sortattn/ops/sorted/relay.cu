@@ -6,7 +6,7 @@
 // are on their way. All warps of a block are there at a time, so each of them gets its turn.
 //
 // The walk of a folded line begins with all sources as if they were at zero, but negative: `sum_halves` sums their
-// rows. Those at zero, which give nothing, are on both halves with half a share.
+// rows. Those at zero give nothing.
 //
 // Macros: those of track.cu, CREW (warps of a block) and TEAMS (blocks of a multiprocessor).
 
@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(SUMMERS, 3)
     sum_halves(const real *points, const real *rows, const real *weights, real *totals, index_t heads, index_t count,
                index_t dims, index_t chunks) {
     alignas(sizeof(Four)) __shared__ real values[TILE][COLUMNS * FOUR];
-    // of those above zero one, of those below none
+    // of those above zero one, of those below none, and of those at zero less
     alignas(sizeof(Four)) __shared__ real shares[TILE][DIMS];
     index_t groups = (dims + DIMS - 1) / DIMS, first_dim = blockIdx.x % groups * DIMS;
     index_t chunk = blockIdx.x / groups % chunks, p = blockIdx.x / groups / chunks;
@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(SUMMERS, 3)
 #pragma unroll
         for (int k = 0; k < POINTS; k++, point += point_step) {
             bool there = reads && first + n + k * (TILE / POINTS) < some && first_dim + d < dims;
-            next_points[k] = there ? *point : real(0);
+            next_points[k] = there ? *point : real(1);
         }
 #pragma unroll
         for (int k = 0; k < ROWS; k++, part += part_step) {
@@ -65,23 +65,28 @@ extern "C" __global__ void __launch_bounds__(SUMMERS, 3)
         next_scalar = threadIdx.x < TILE && i < some ? scalars[int(chunk + i * chunks)] : real(0);
     };
     // a thread's sums over a tile, of those above zero and, last, of all; and over all tiles, by steps, as rounding
-    // would add up
-    __shared__ real sums[EIGHT + 1][FOUR][SUMMERS];
-    real sum[EIGHT + 1][FOUR];
+    // would add up, of those above and below
+    __shared__ real belows[EIGHT][FOUR][SUMMERS];
+    real sum[EIGHT + 1][FOUR], above[EIGHT][FOUR];
 #pragma unroll
     for (int i = 0; i <= EIGHT; i++) {
 #pragma unroll
-        for (int k = 0; k < FOUR; k++) sums[i][k][threadIdx.x] = sum[i][k] = real(0);
+        for (int k = 0; k < FOUR; k++) {
+            sum[i][k] = real(0);
+            if (i < EIGHT) above[i][k] = belows[i][k][threadIdx.x] = real(0);
+        }
     }
     fetch(0);
     for (int first = 0; first < some; first += TILE) {
         __syncthreads();
+        bool zeros = false;
         if (reads) {
 #pragma unroll
             for (int k = 0; k < POINTS; k++) {
                 // what is no finite number stands at zero
                 real x = next_points[k] - next_points[k] == real(0) ? next_points[k] : real(0);
-                shares[n + k * (TILE / POINTS)][d] = x > real(0) ? real(1) : x < real(0) ? real(0) : real(0.5);
+                shares[n + k * (TILE / POINTS)][d] = x > real(0) ? real(1) : x < real(0) ? real(0) : real(-1);
+                zeros = zeros || x == real(0);
             }
 #pragma unroll
             for (int k = 0; k < ROWS; k++) {
@@ -89,25 +94,50 @@ extern "C" __global__ void __launch_bounds__(SUMMERS, 3)
             }
             if (threadIdx.x < TILE) *reinterpret_cast<Four *>(&values[threadIdx.x][WIDTH]) = {next_scalar};
         }
-        __syncthreads();
+        zeros = __syncthreads_or(zeros);
         fetch(first + TILE);
+        auto add_up = [&](auto add) {
+#pragma unroll
+            for (int i = 0; i < EIGHT; i++) {
+#pragma unroll
+                for (int k = 0; k < FOUR; k++) {
+                    add(i, k);
+                    sum[i][k] = real(0);
+                }
+            }
+        };
+        if (!zeros) {
 #pragma unroll 4
-        for (int n = 0; n < TILE; n++) {
+            for (int n = 0; n < TILE; n++) {
 #pragma unroll
-            for (int k = 0; k < FOUR; k++) {
-                real x = values[n][column + k];
+                for (int k = 0; k < FOUR; k++) {
+                    real x = values[n][column + k];
 #pragma unroll
-                for (int i = 0; i < EIGHT; i++) sum[i][k] += shares[n][row + i] * x;
-                sum[EIGHT][k] += x;
+                    for (int i = 0; i < EIGHT; i++) sum[i][k] += shares[n][row + i] * x;
+                    sum[EIGHT][k] += x;
+                }
             }
+            add_up([&](int i, int k) {
+                above[i][k] += sum[i][k];
+                belows[i][k][threadIdx.x] += sum[EIGHT][k] - sum[i][k];
+            });
+#pragma unroll
+            for (int k = 0; k < FOUR; k++) sum[EIGHT][k] = real(0);
+            continue;
         }
+        // one side after the other
 #pragma unroll
-        for (int i = 0; i <= EIGHT; i++) {
+        for (int side = 1; side >= 0; side--) {
+#pragma unroll 1
+            for (int n = 0; n < TILE; n++) {
 #pragma unroll
-            for (int k = 0; k < FOUR; k++) {
-                sums[i][k][threadIdx.x] += sum[i][k];
-                sum[i][k] = real(0);
+                for (int i = 0; i < EIGHT; i++) {
+                    if (shares[n][row + i] != real(side)) continue;
+#pragma unroll
+                    for (int k = 0; k < FOUR; k++) sum[i][k] += values[n][column + k];
+                }
             }
+            add_up([&](int i, int k) { (side ? above[i][k] : belows[i][k][threadIdx.x]) += sum[i][k]; });
         }
     }
     totals += ((blockIdx.y * heads + p) * chunks + chunk) * 2 * dims * (WIDTH + 1);
@@ -117,9 +147,8 @@ extern "C" __global__ void __launch_bounds__(SUMMERS, 3)
         for (int k = 0; k < FOUR; k++) {
             index_t line = first_dim + row + i;
             if (line >= dims || column + k > WIDTH) continue;
-            real above = sums[i][k][threadIdx.x];
-            totals[line * (WIDTH + 1) + column + k] = above;
-            totals[(dims + line) * (WIDTH + 1) + column + k] = sums[EIGHT][k][threadIdx.x] - above;
+            totals[line * (WIDTH + 1) + column + k] = above[i][k];
+            totals[(dims + line) * (WIDTH + 1) + column + k] = belows[i][k][threadIdx.x];
         }
     }
 }
@@ -130,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(SUMMERS, 3)
 struct Baton {
     double at[SUMS][VEC][32];
     double extra[SUMS];
-    int turn;
+    Turn turn;
 };
 
 struct alignas(SUMS % 2 ? sizeof(real) : 2 * sizeof(real)) Weights {
@@ -198,10 +227,10 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
     Line source_line(source_places, source_order, p * dims + d, count, flipped);
     Line target_line(target_places, target_order, p * dims + d, number, flipped);
     if (FOLDED) {
-        source_line.keep_half(true, lane);
-        target_line.keep_half(false, lane);
+        source_line.keep_half(true);
+        target_line.keep_half(false);
     }
-    if (threadIdx.x == 0) baton.turn = 0;
+    if (threadIdx.x == 0) baton.turn.now = 0;
     __syncthreads();
     int stretches = (source_line.count + 31) / 32;
 
@@ -242,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
         int end = last ? target_line.count : __shfl_sync(ALL, found, turn % 32);
         if (lane == 0) ends[turn % 2][warp] = end;
         real weight[SUMS], extras[SUMS];
-        real share = !there ? real(0) : FOLDED && t == real(0) ? real(0.5) : real(1);
+        real share = !there || (FOLDED && t == real(0)) ? real(0) : real(1);
         side.weights(0, there ? origin - t - side.node[0] : real(0), weight, share, real(0));
 #pragma unroll
         for (int l = 0; l < SUMS; l++) {
@@ -274,16 +303,14 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
 #pragma unroll
             for (int l = 0; l < SUMS; l++) state.mix(l, all, extra, -double(constant[l]));
         }
-        // The baton is taken and handed on. What a warp writes to shared memory is seen in that order: a fence, which
-        // waits for sums on their way to global memory as well, takes 0.3 ms of 5.
-        while (__any_sync(ALL, *static_cast<volatile int *>(&baton.turn) != stretch)) {
-        }
+        // the baton is taken and handed on
+        baton.turn.wait(stretch);
         if (stretch) {
 #pragma unroll
             for (int l = 0; l < SUMS; l++) {
 #pragma unroll
-                for (int c = 0; c < VEC; c++) state.at[l][c] = static_cast<volatile double *>(baton.at[l][c])[lane];
-                state.extra[l] = static_cast<volatile double *>(baton.extra)[l];
+                for (int c = 0; c < VEC; c++) state.at[l][c] = shown(baton.at[l][c][lane]);
+                state.extra[l] = shown(baton.extra[l]);
             }
             move_state(state, distance, side.rate);
         }
@@ -292,24 +319,16 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
         for (int l = 0; l < SUMS; l++) {
 #pragma unroll
             for (int c = 0; c < VEC; c++) {
-                static_cast<volatile double *>(baton.at[l][c])[lane] = state.at[l][c] + double(sum.at[l][c]);
+                shown(baton.at[l][c][lane]) = state.at[l][c] + double(sum.at[l][c]);
             }
-            if (lane == 0) static_cast<volatile double *>(baton.extra)[l] = state.extra[l] + double(sum.extra[l]);
+            if (lane == 0) shown(baton.extra[l]) = state.extra[l] + double(sum.extra[l]);
         }
-        __syncwarp();
-        if (lane == 0) *static_cast<volatile int *>(&baton.turn) = stretch + 1;
+        baton.turn.pass(stretch, lane);
         int before = stretch - 1;
-        int at = stretch ? static_cast<volatile int *>(ends[before / CREW % 2])[before % CREW] : 0;
+        int at = stretch ? shown(ends[before / CREW % 2][before % CREW]) : 0;
 
-        Numbers<real> base, local;
-        base.clear(), local.clear();
-        base.add_rows(state);
-#pragma unroll
-        for (int l = 0; l < SUMS; l++) {
-#pragma unroll
-            // through a shuffle, as the compiler would convert it for every target again
-            for (int c = 0; c < VEC; c++) base.at[l][c] = __shfl_sync(ALL, base.at[l][c], lane);
-        }
+        Numbers<real> base = rounded(state, lane), local;
+        local.clear();
         Cursor<Row> next_row(mine.rows, lane);
         Cursor<Weights> next_weights(mine.weights, 0);
         int passed = 0;

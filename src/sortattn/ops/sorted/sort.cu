@@ -10,13 +10,14 @@
 //
 // Macros: THREADS (of a block that sorts, at least DIGITS), ITEMS (keys of a thread).
 
+#include "search.cu"
+
 typedef long long index_t;
 typedef unsigned int word;
 
 constexpr int WARPS = THREADS / 32;
 constexpr int BITS = 8;
 constexpr int DIGITS = 1 << BITS;
-constexpr unsigned ALL = 0xffffffffu;
 // the longest run that a block sorts
 constexpr int RUN = THREADS * ITEMS;
 
@@ -514,19 +515,6 @@ constexpr int MERGERS = 256;
 constexpr int MERGED = 8;
 constexpr int TILE = MERGERS * MERGED;
 
-// How many of the first `diagonal` places of two merged runs come from the left one; `holds(half)` says that the
-// left one's number `half` comes before the right one's `diagonal - half - 1`. All lanes search together.
-template <typename F> __device__ inline int count_left(int low, int high, F holds) {
-    int lane = threadIdx.x % 32;
-    while (low < high) {
-        int step = (high - low + 31) / 32, probe = low + (lane + 1) * step - 1;
-        int whole = __popc(__ballot_sync(ALL, probe < high && holds(probe)));
-        high = min(high, low + (whole + 1) * step - 1);
-        low = min(low + whole * step, high);
-    }
-    return low;
-}
-
 // Neighbours that fall into the same bank are kept apart.
 __device__ inline int apart(int i) { return i + i / 32; }
 
@@ -547,8 +535,10 @@ extern "C" __global__ void __launch_bounds__(MERGERS)
     int number = int(min(index_t(TILE), stop - out)), from = int(out - start);
     if (warp < 2) {
         int diagonal = from + warp * number;
-        int left = count_left(max(diagonal - right_length, 0), min(diagonal, left_length),
-                              [&](int half) { return places[start + half] <= places[middle + diagonal - half - 1]; });
+        // of the places before, those of the left one
+        int left = first_without(max(diagonal - right_length, 0), min(diagonal, left_length), [&](int half) {
+            return places[start + half] <= places[middle + diagonal - half - 1];
+        });
         if (threadIdx.x % 32 == 0) bounds[warp] = left;
     }
     __syncthreads();

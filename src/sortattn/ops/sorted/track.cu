@@ -5,12 +5,14 @@
 // COMPACT, FOLDED (0, or 1 and -1 as in `Terms`), PRODUCTS (inner products instead of scattered sums), SLOPES
 // (scattered sums, and inner products with their derivatives), ORDERED (no atomics: one dimension of a head and one
 // track at a time), CHUNK (rows that a lane has on their way at a time), PASSING (rows that are read leave the
-// second-level cache first), RESIDENT (warps of a multiprocessor that walk).
+// second-level cache first), RESIDENT (warps of a multiprocessor that walk), WAY (1 or -1, if all tracks are read from
+// the same end, or 0).
+
+#include "search.cu"
 
 typedef REAL real;
 typedef long long index_t;
 
-constexpr unsigned ALL = 0xffffffffu;
 constexpr int WIDTH = 32 * VEC;
 // channels of a row
 constexpr index_t STRIDE = index_t(PARTS) * WIDTH;
@@ -36,6 +38,10 @@ constexpr int SUMS = POWERS * (BOTH ? 2 : 1);
 constexpr int HALF = POWERS * (WIDTH + 1);
 // and all of them
 constexpr int SIZE = SUMS * (WIDTH + 1);
+// Places for moments of a track: of its blocks, of all its sources, and of groups of blocks.
+__device__ inline index_t moment_places(index_t blocks) {
+    return blocks + 1 + (COMPACT ? (blocks + GROUP - 1) / GROUP : 0);
+}
 // numbers that describe a track: nodes, coefficients below and above, rate
 constexpr int TABLE = NODES + NODES * SUMS + 1;
 static_assert(!BOTH || (NODES == 1 && !COMPACT && !FOLDED), "sources above are those of a single node at zero");
@@ -84,34 +90,23 @@ struct alignas(VEC * sizeof(real)) Row {
     real at[VEC];
 };
 
-// How many of the first of `count` items hold, where those that do come first; all lanes search together.
-template <typename F> __device__ int count_first(int count, int lane, F holds) {
-    int low = 0, high = count;
-    while (low < high) {
-        int step = (high - low + 31) / 32, probe = low + (lane + 1) * step - 1;
-        int whole = __popc(__ballot_sync(ALL, probe < high && holds(probe)));
-        high = min(high, low + (whole + 1) * step - 1);
-        low = min(low + whole * step, high);
-    }
-    return low;
-}
-
 // The sorted points of a track.
 struct Line {
     const real *places;
     const int *order;
-    int count, step;
+    int count, given;
 
     __device__ Line(const real *places, const int *order, index_t line, index_t count, bool mirrored)
-        : places(places + line * count), order(order + line * count), count(int(count)), step(mirrored ? -1 : 1) {
-        if (mirrored) skip(1 - this->count, this->count);
+        : places(places + line * count), order(order + line * count), count(int(count)), given(mirrored ? -1 : 1) {
+        if (step() < 0) skip(1 - this->count, this->count);
     }
-    __device__ void skip(int some, int left) { places += some * step, order += some * step, count = left; }
-    __device__ int index(int i) const { return order[i * step]; }
-    __device__ real place(int i) const { return step < 0 ? -places[i * step] : places[i * step]; }
+    __device__ int step() const { return WAY ? WAY : given; }
+    __device__ void skip(int some, int left) { places += some * step(), order += some * step(), count = left; }
+    __device__ int index(int i) const { return order[i * step()]; }
+    __device__ real place(int i) const { return step() < 0 ? -places[i * step()] : places[i * step()]; }
     // of a folded line, what lies above zero, or there too
-    __device__ void keep_half(bool zero, int lane) {
-        int some = count_first(count, lane, [&](int i) { return zero ? place(i) < real(0) : place(i) <= real(0); });
+    __device__ void keep_half(bool zero) {
+        int some = first_without(0, count, [&](int i) { return zero ? place(i) < real(0) : place(i) <= real(0); });
         skip(some, count - some);
     }
 };
@@ -306,6 +301,20 @@ template <typename T, int COUNT = SUMS> struct Numbers {
     }
 };
 
+// What sums come to in the working precision, to which sources of a batch are added; through a shuffle, as the compiler
+// would convert them for every target again.
+__device__ inline Numbers<real> rounded(const Numbers<double> &state, int lane) {
+    Numbers<real> base;
+    base.clear();
+    base.add_rows(state);
+#pragma unroll
+    for (int l = 0; l < SUMS; l++) {
+#pragma unroll
+        for (int c = 0; c < VEC; c++) base.at[l][c] = __shfl_sync(ALL, base.at[l][c], lane);
+    }
+    return base;
+}
+
 // Move the origin up by `distance`: of moments sum z^k e^(-rate z) v of sources at z below it, or of factors of
 // y^l e^(-rate y) of targets at y above it; those from FIRST on.
 template <bool MOMENTS, int FIRST, int COUNT>
@@ -478,11 +487,29 @@ __device__ inline void add_to(real *place, real sum) {
 #endif
 }
 
+// Whose turn it is to take what the warps of a block hand on, in shared memory. What a warp writes there is seen in
+// that order: a fence, which waits for sums on their way to global memory as well, takes 0.3 ms of 5.
+struct Turn {
+    int now;
+
+    __device__ void wait(int mine) const {
+        while (__any_sync(ALL, *static_cast<const volatile int *>(&now) != mine)) {
+        }
+    }
+    // by all lanes, once they have written
+    __device__ void pass(int mine, int lane) {
+        __syncwarp();
+        if (lane == 0) *static_cast<volatile int *>(&now) = mine + 1;
+    }
+};
+// What is handed on, read and written at once.
+template <typename T> __device__ inline volatile T &shown(T &place) { return place; }
+
 // Rows on their way to shared memory, for all lanes of a warp together.
 struct Copies {
     static constexpr int BYTES = sizeof(Row) * 32;
-#if __CUDA_ARCH__ >= 900 && NODES > 1
-    // one instruction a row, which arrives at a barrier; with a single node that is no faster
+#if __CUDA_ARCH__ >= 900 && (NODES > 1 || defined CREW)
+    // one instruction a row, which arrives at a barrier; in a walk with a single node that is no faster
     unsigned barrier, turn;
 
     __device__ Copies(unsigned long long *place, int lane)
@@ -505,11 +532,18 @@ struct Copies {
         }
         __syncwarp();
         if (some >> lane & 1) {
+            unsigned place = unsigned(__cvta_generic_to_shared(to));
+#if PASSING
+            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                         "[%0], [%1], %2, [%3], %4;" ::"r"(place),
+                         "l"(from), "r"(BYTES), "r"(barrier), "l"(passing())
+                         : "memory");
+#else
             asm volatile(
-                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                    unsigned(__cvta_generic_to_shared(to))),
+                "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(place),
                 "l"(from), "r"(BYTES), "r"(barrier)
                 : "memory");
+#endif
         }
     }
     __device__ void wait(unsigned some) {

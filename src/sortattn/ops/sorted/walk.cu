@@ -19,135 +19,7 @@
 //
 // A folded line has two tracks, one from zero upwards and one from zero downwards, see `kernels.Terms`.
 
-#include "track.cu"
-
-// Places for moments of a track: of its blocks, of all its sources, and of groups of blocks.
-__device__ inline index_t moment_places(index_t blocks) {
-    return blocks + 1 + (COMPACT ? (blocks + GROUP - 1) / GROUP : 0);
-}
-
-// ---- what comes before the walk
-
-// Moments of every block of sources around the first source behind it, and with BOTH around its own first source too:
-// (channel blocks, tracks, moment_places, SIZE).
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
-    summarise(const real *places, const int *order, const real *rows, const real *weights, const double *table,
-              const double *taus, double tau, real *moments, index_t tracks, index_t sides, index_t count, index_t dims,
-              index_t stride, index_t mirrored) {
-    __shared__ Source lists[WARPS][32];
-    index_t blocks = (count + BLOCK - 1) / BLOCK;
-    index_t job = blockIdx.x * index_t(WARPS) + threadIdx.x / 32;
-    int lane = threadIdx.x % 32;
-    if (job >= tracks * blocks) return;
-    Source *list = lists[threadIdx.x / 32];
-    index_t block = job % blocks, track = job / blocks, p = track / dims / sides, side = track / dims % sides;
-    Line line(places, order, p * dims + track % dims, count, mirrored >> side & 1);
-    if (FOLDED) line.keep_half(false, lane);
-    // not `Rows`: where an address takes less time the compiler has fewer rows on their way, 2.1 instead of 1.5 ms
-    const char *source_rows =
-        reinterpret_cast<const char *>(rows + p * count * stride + blockIdx.y * WIDTH + lane * VEC);
-    unsigned step = unsigned(stride * sizeof(real));
-    auto load = [&](int index) {
-        return *reinterpret_cast<const Row *>(source_rows + index_t(unsigned(index)) * step);
-    };
-    real rate = real(table[TABLE - 1] / (taus ? taus[p] : tau));
-    int start = int(block * BLOCK), stop = min(start + BLOCK, line.count);
-    if (start >= stop) return;
-    real origin = line.place(min(stop, line.count - 1)), begin = line.place(start);
-    Numbers<double> total;
-    total.clear();
-    for (int first = start; first < stop; first += 32) {
-        // behind the last source the weight is zero
-        bool there = first + lane < stop;
-        int index = there ? line.index(first + lane) : 0;
-        real place = there ? line.place(first + lane) : origin, extra[SUMS];
-        real scalar = there ? Scalars(weights, p * count)[index] : real(0);
-        __syncwarp();
-        list[lane].index = index;
-#pragma unroll
-        for (int half = 0; half < SUMS; half += POWERS) {
-            real z = half ? place - begin : origin - place;
-            real weight = !there ? real(0) : RATE ? exponential(-rate * z) : real(1);
-#pragma unroll
-            for (int l = half; l < half + POWERS; l++, weight *= z) {
-                list[lane].weight[l] = weight;
-                extra[l] = weight * scalar;
-            }
-        }
-        __syncwarp();
-        Numbers<real> sum;
-        sum.clear();
-#pragma unroll
-        for (int i = 0; i < 32; i += CHUNK) {
-            Row some[CHUNK];
-#pragma unroll
-            for (int k = 0; k < CHUNK; k++) some[k] = load(list[i + k].index);
-#pragma unroll
-            for (int k = 0; k < CHUNK; k++) sum.add_row(list[i + k].weight, some[k]);
-        }
-        total.add_rows(sum);
-#pragma unroll
-        for (int l = 0; l < SUMS; l++) total.extra[l] += double(sum_lanes(extra[l]));
-    }
-    total.store(moments + ((blockIdx.y * tracks + track) * moment_places(blocks) + block) * SIZE, lane);
-}
-
-// From the moments of every block to those of all sources before it, around its first source; in place. What stands
-// behind the last block are those of all sources. With BOTH, other warps go down from the top, to those of all sources
-// from its first one on. Of a compact kernel, each warp sums a group of blocks, around the first source behind it.
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
-    accumulate(const real *places, const int *order, const double *table, const double *taus, double tau, real *moments,
-               index_t tracks, index_t sides, index_t count, index_t dims, index_t mirrored) {
-    index_t blocks = (count + BLOCK - 1) / BLOCK;
-    index_t groups = (blocks + GROUP - 1) / GROUP, jobs = COMPACT ? groups : BOTH ? 2 : 1;
-    index_t job = blockIdx.x * index_t(WARPS) + threadIdx.x / 32, track = job / jobs;
-    int lane = threadIdx.x % 32;
-    if (track >= tracks) return;
-    index_t p = track / dims / sides, side = track / dims % sides;
-    Line line(places, order, p * dims + track % dims, count, mirrored >> side & 1);
-    if (FOLDED) line.keep_half(false, lane);
-    double rate = table[TABLE - 1] / (taus ? taus[p] : tau);
-    real *start = moments + (blockIdx.y * tracks + track) * moment_places(blocks) * SIZE;
-    int number = (line.count + BLOCK - 1) / BLOCK;
-    int first = COMPACT ? int(job % jobs) * GROUP : 0, last = COMPACT ? min(first + GROUP, number) : number;
-    bool down = BOTH && job % 2;
-    auto place = [&](int block) { return start + block * SIZE + (down ? HALF : 0); };
-    // what the moments before and after this block are around
-    auto origin = [&](int block) { return double(line.place(min(block * BLOCK, line.count - 1))); };
-    auto block_of = [&](int i) { return down ? number - 1 - i : i; };
-    Numbers<double, POWERS> state;
-    // the next blocks are on their way while one is added
-    Numbers<real, POWERS> next[AHEAD];
-    state.clear();
-#pragma unroll
-    for (int k = 0; k < AHEAD; k++) {
-        if (first + k < last) next[k].load(place(block_of(first + k)), lane);
-    }
-    // lane by lane, those of thirty-two blocks
-    double distances = 0.0;
-    for (int several = first; several < last; several += AHEAD) {
-        if ((several - first) % 32 == 0) {
-            int block = block_of(min(several + lane, last - 1));
-            distances = origin(block + 1) - origin(block);
-        }
-#pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
-            int i = several + k, block = block_of(i);
-            if (i >= last) break;
-            double distance = __shfl_sync(ALL, distances, (i - first) % 32);
-            Numbers<real, POWERS> here = next[k];
-            if (i + AHEAD < last) next[k].load(place(block_of(i + AHEAD)), lane);
-            __syncwarp();
-            if (!down && !COMPACT) state.store(place(block), lane);
-            move_side<true, 0>(state, distance, rate);
-            state.add_rows(here);
-#pragma unroll
-            for (int l = 0; l < POWERS; l++) state.extra[l] += double(here.extra[l]);
-            if (down) state.store(place(block), lane);
-        }
-    }
-    if (!down) state.store(start + (blocks + (COMPACT ? 1 + job % jobs : 0)) * SIZE, lane);
-}
+#include "begin.cu"
 
 // ---- the walk
 
@@ -168,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     // where a source has its index, the one CHUNK before it has its weights: what is needed at a time is read at a
     // time; behind the last source of a list stand some with a weight of zero
     __shared__ Source sources[LIST + 2 * CHUNK];
-    __shared__ Target targets[33];
+    __shared__ Target targets[32];
     // rows of targets that sums are multiplied with
     alignas(16) __shared__ Row slots[MULTIPLIED ? 32 * 32 : 1];
     __shared__ unsigned long long arrival;
@@ -195,9 +67,9 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     Line source_line(source_places, source_order, p * dims + d, count, mirrored >> side_number & 1);
     Line target_line(target_places, target_order, p * dims + d, number, mirrored >> side_number & 1);
     if (FOLDED) {
-        source_line.keep_half(false, lane);
+        source_line.keep_half(false);
         // a target at zero is on both sides of an odd kernel or derivative, and an even one vanishes there
-        target_line.keep_half(FOLDED < 0 || SLOPES, lane);
+        target_line.keep_half(FOLDED < 0 || SLOPES);
     }
     real support = side.node[NODES - 1] - side.node[0];
     // a batch reaches no further than this: an exponential neither overflows nor loses digits, and little cancels
@@ -210,8 +82,10 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     Numbers<double> state;
     real origin = target_line.place(at), renewed = origin;
 
-    // Go through the first `some` sources of the list and call `visit(first, i)` before source `first + i`.
-    auto add_listed = [&](int some, Numbers<real> &sum, auto visit) {
+    // Go through the first `some` sources of the list; `due(first)` says bit by bit before which of thirty-two of them
+    // `write()` is to be called. Both are the same in all lanes, and known to be: without divergence to expect a branch
+    // takes two instructions less.
+    auto add_listed = [&](int some, Numbers<real> &sum, auto due, auto write) {
         if (!some) return;
         // a ring: the place of a row that has been added is for the one CHUNK behind it
         Row row[CHUNK];
@@ -219,10 +93,12 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         for (int i = 0; i < CHUNK; i++) row[i] = source_rows.load(sources[i].index);
         // read one source ahead
         Source ahead = sources[CHUNK];
-        for (int first = 0; first < some; first += CHUNK) {
+        unsigned bits = 0;
+        for (int first = 0; first < some; first += CHUNK, bits >>= CHUNK) {
+            if (first % 32 == 0) bits = due(first);
 #pragma unroll
             for (int i = 0; i < CHUNK; i++) {
-                visit(first, i);
+                if (bits & 1u << i) write();
                 Source next = ahead;
                 ahead = sources[first + CHUNK + i + 1];
                 sum.add_row(next.weight, row[i]);
@@ -231,39 +107,8 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         }
     };
 
-    // Add some sources to the state, with weights that `weigh(n, t, weight)` finds.
-    auto absorb = [&](int first, int last, auto weigh) {
-        double extra[SUMS];
-#pragma unroll
-        for (int l = 0; l < SUMS; l++) extra[l] = 0.0;
-        for (int n = first; n < last; n += 32) {
-            bool there = n + lane < last;
-            int index = there ? source_line.index(n + lane) : 0;
-            real scalar = there ? scalars[index] : real(0), weight[SUMS];
-            weigh(n + lane, there ? source_line.place(n + lane) : origin, weight);
-            __syncwarp();
-            sources[lane].index = index;
-#pragma unroll
-            for (int l = 0; l < SUMS; l++) {
-                sources[lane].weight[l] = there ? weight[l] : real(0);
-                extra[l] += double(scalar * weight[l]);
-            }
-            __syncwarp();
-            Numbers<real> some;
-            some.clear();
-#pragma unroll 1
-            for (int i = 0; i < 32 && n + i < last; i += DEEP) {
-                Row row[DEEP];
-#pragma unroll
-                for (int k = 0; k < DEEP; k++) row[k] = source_rows.load(sources[i + k].index);
-#pragma unroll
-                for (int k = 0; k < DEEP; k++) some.add_row(sources[i + k].weight, row[k]);
-            }
-            state.add_rows(some);
-        }
-        __syncwarp();
-#pragma unroll
-        for (int l = 0; l < SUMS; l++) state.extra[l] += sum_lanes(extra[l]);
+    auto absorb_some = [&](int first, int last, auto weigh) {
+        absorb(state, source_line, source_rows, scalars, origin, first, last, sources, lane, weigh);
     };
 
     // Begin in the middle: find the places and sum what has been passed, with the help of the moments of blocks.
@@ -274,52 +119,19 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         for (int j = 0; j < KEPT; j++) {
             int node = j / EACH_NODE;
             bool tie = HALVES ? j % 2 == 0 : nodes.closed;
-            int place = count_first(source_line.count, lane,
-                                    [&](int i) { return nodes.passed(node, tie, origin, source_line.place(i)); });
+            int place = first_without(0, source_line.count,
+                                      [&](int i) { return nodes.passed(node, tie, origin, source_line.place(i)); });
             if (lane == 0) places[j] = place;
         }
         __syncwarp();
         index_t blocks = (count + BLOCK - 1) / BLOCK, track = (p * sides + side_number) * dims + d;
         const real *before = sums + (channels * heads * sides * dims + track) * moment_places(blocks) * SIZE;
         if (FOLDED && sums) {
-            Numbers<double> all;
-            real weight[SUMS];
-            all.load(before + blocks * SIZE, lane);
-            nodes.weights(0, origin - nodes.node[0], weight, real(1), real(0));
-#pragma unroll
-            for (int l = 0; l < POWERS; l++) state.mix(l, all.at[0], all.extra[0], -double(weight[l]));
+            take_away_all(state, before + blocks * SIZE, nodes, origin, lane);
         }
-        // Add moments of sources at least `distance` below the origin, or above it, with the coefficients there.
-        auto add_moments = [&](const real *place, double distance, const real *coefficients, auto half) {
-            Numbers<double, POWERS> moments;
-            moments.load(place, lane);
-            move_side<true, 0>(moments, distance, nodes.rate);
-#pragma unroll
-            for (int l = 0; l < POWERS; l++) {
-                if (RATE) {
-                    state.mix(decltype(half)::value + l, moments.at[l], moments.extra[l], 1.0);
-                    continue;
-                }
-#pragma unroll
-                for (int i = l; i < POWERS; i++) {
-                    state.mix(decltype(half)::value + l, moments.at[i - l], moments.extra[i - l],
-                              double(coefficients[i]) * binomial(i, l));
-                }
-            }
-        };
         if constexpr (BOTH) {
-            // the block that the origin is in, or more where ties reach further, is absorbed
-            int low = min(places[strict(0)], source_line.count - 1) / BLOCK,
-                high = (places[loose(0)] + BLOCK - 1) / BLOCK;
-            auto distance = [&](int block) { return double(origin) - double(source_line.place(block * BLOCK)); };
-            if (low > 0) add_moments(before + low * SIZE, distance(low), nodes.below[0], Int<0>());
-            if (high * BLOCK < source_line.count) {
-                add_moments(before + high * SIZE + HALF, -distance(high), nodes.above, Int<SUMS - POWERS>());
-            }
-            absorb(low * BLOCK, min(high * BLOCK, source_line.count), [&](int n, real t, real(&weight)[SUMS]) {
-                real share = n < places[strict(0)] ? real(1) : n < places[loose(0)] ? real(0.5) : real(0);
-                nodes.weights(0, origin - t, weight, share, real(1) - share);
-            });
+            begin_between(state, before, source_line, source_rows, scalars, nodes, origin, places[strict(0)],
+                          places[loose(0)], sources, lane);
         }
         // the sources of a folded line at zero, those passed at every node, and their ties
 #pragma unroll 1
@@ -335,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 // what is left of the blocks at the ends is absorbed
                 int low = (first + BLOCK - 1) / BLOCK, high = last / BLOCK;
                 if (COMPACT && low < high) {
-                    absorb(first, low * BLOCK, [&](int, real t, real(&weight)[SUMS]) {
+                    absorb_some(first, low * BLOCK, [&](int, real t, real(&weight)[SUMS]) {
                         nodes.weights(j, origin - t - nodes.node[j], weight, real(1), real(0));
                     });
                     for (int i = low; i < high;) {
@@ -343,8 +155,9 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                         bool many = i % GROUP == 0 && i + GROUP <= high;
                         const real *here = before + (many ? blocks + 1 + i / GROUP : i) * SIZE;
                         i += many ? GROUP : 1;
-                        add_moments(here, distance(j, source_line.place(min(i * BLOCK, source_line.count - 1))),
-                                    nodes.below[j], Int<0>());
+                        add_moments<0>(state, here,
+                                       distance(j, source_line.place(min(i * BLOCK, source_line.count - 1))),
+                                       nodes.rate, nodes.below[j], lane);
                     }
                     first = high * BLOCK;
                 }
@@ -353,12 +166,12 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                     high = min(high, (source_line.count - 1) / BLOCK);
                     first = high * BLOCK;
                     if (high > 0) {
-                        add_moments(before + high * SIZE, distance(j, source_line.place(first)), nodes.below[j],
-                                    Int<0>());
+                        add_moments<0>(state, before + high * SIZE, distance(j, source_line.place(first)), nodes.rate,
+                                       nodes.below[j], lane);
                     }
                 }
             }
-            absorb(first, last, [&](int, real t, real(&weight)[SUMS]) {
+            absorb_some(first, last, [&](int, real t, real(&weight)[SUMS]) {
                 nodes.weights(j, origin - (part < 0 ? real(0) : t) - nodes.node[j], weight,
                               part < 0 ? real(-1)
                               : ties   ? real(0.5)
@@ -397,8 +210,10 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         // ties are rare enough to look for them one by one
         constexpr int WIDE = EACH == 1 ? SPREAD : 1;
         auto passes = [&](int j, real s, real t) {
-            return side.passed(j / EACH, EACH == 2 ? j % 2 == 0 : !HALVES && side.closed, s, t);
+            return side.passed(j / EACH, EACH == 2 ? j % 2 == 0 : BOTH && !HALVES && side.closed, s, t);
         };
+        // with several nodes places are found by a comparison, which rounding may have moved by a few
+        constexpr bool ROUGH = NODES > 1 && EACH == 1;
         auto slot = [](int j) { return EACH == 1 ? strict(j) : j; };
         real s = next_s;
         int target = next_target;
@@ -414,15 +229,31 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             if (EACH == 2 && (SPREAD > 1 || j % 2 == 0)) {
                 mark = lane < left ? source_line.place(passed[slot(j)] + lane) : infinity();
             }
-            int lanes = count_before(mark, [&](real t) { return passes(j, s, t); });
+            real bound = s - side.node[j / EACH];
+            auto before = [&](real t) { return ROUGH ? t < bound : passes(j, s, t); };
+            int lanes = count_before(mark, before);
             rank[j] = WIDE * lanes;
             // the others of the lane behind
 #pragma unroll
             for (int k = 0; k < WIDE - 1; k++) {
                 real t = __shfl_sync(ALL, next_t[j / EACH][k], min(lanes, 31));
-                if (lanes < 32 && passes(j, s, t)) rank[j]++;
+                if (lanes < 32 && before(t)) rank[j]++;
             }
             if (!wanted) rank[j] = min(left, 32 * WIDE);
+            // where the sides of a node differ rounding must not decide
+            real next = infinity();
+            if (HALVES && ROUGH) {
+                int most = wanted ? min(left, 32 * WIDE) : 0;
+                auto there = [&](int i) { return source_line.place(passed[slot(j)] + i); };
+                next = rank[j] < most ? there(rank[j]) : infinity();
+                real last = wanted && rank[j] ? there(rank[j] - 1) : -infinity();
+                if (__any_sync(ALL, wanted && (passes(j, s, next) || !passes(j, s, last)))) {
+                    while (wanted && rank[j] && !passes(j, s, there(rank[j] - 1))) rank[j]--;
+                    while (rank[j] < most && passes(j, s, there(rank[j]))) rank[j]++;
+                    next = rank[j] < most ? there(rank[j]) : infinity();
+                    __syncwarp();
+                }
+            }
             all += rank[j];
             // beyond the last source of a folded line a batch begins
             bool more = (rank[j] >= 32 * WIDE && left > 32 * WIDE) || (FOLDED && rank[j] > 0 && rank[j] == left);
@@ -430,10 +261,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             // a node with sources for the first target
             if (__shfl_sync(ALL, rank[j], 0)) busy = j;
             if (HALVES && EACH == 1) {
-                int n = passed[slot(j)] + rank[j];
-                real next = SPREAD == 1                ? __shfl_sync(ALL, mark, min(rank[j], 31))
-                            : wanted && rank[j] < left ? source_line.place(n)
-                                                       : infinity();
+                if (!ROUGH) next = __shfl_sync(ALL, mark, min(rank[j], 31));
                 tied = tied || (wanted && rank[j] < min(left, 32 * WIDE) && side.beyond(j, s, next) == real(0));
             }
         }
@@ -500,8 +328,6 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         __syncwarp();
         if (listed >> lane & 1) {
             targets[place].index = target;
-            // the one in front of the first is there for this alone
-            targets[(place + 32) % 33].after = all;
 #pragma unroll
             for (int l = 0; l < SUMS; l++) {
                 targets[place].weight[l] = factor[l];
@@ -531,11 +357,13 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 int i = first + lane, where = i, source = upcoming;
                 bool here = i < some;
                 real t = next_t[j / EACH][0];
-                if (SPREAD > 1) t = __shfl_sync(ALL, t, i / SPREAD);
+                // unsigned, as a signed division takes more instructions
+                unsigned holder = unsigned(i) / SPREAD;
+                if (SPREAD > 1) t = __shfl_sync(ALL, t, holder);
 #pragma unroll
                 for (int k = 1; k < SPREAD; k++) {
-                    real other = __shfl_sync(ALL, next_t[j / EACH][k], i / SPREAD);
-                    if (lane % SPREAD == k) t = other;
+                    real other = __shfl_sync(ALL, next_t[j / EACH][k], holder);
+                    if (unsigned(lane) % SPREAD == k) t = other;
                 }
                 if (EACH == 2 && (SPREAD > 1 || j % 2 == 0)) {
                     t = here ? source_line.place(passed[slot(j)] + i) : real(0);
@@ -585,19 +413,13 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         if (MULTIPLIED) copies.wait(listed);
         __syncwarp();
 
-        Numbers<real> base, local;
-        base.clear(), local.clear();
-        base.add_rows(state);
-#pragma unroll
-        for (int l = 0; l < SUMS; l++) {
-#pragma unroll
-            // through a shuffle, as the compiler would convert it for every target again
-            for (int c = 0; c < VEC; c++) base.at[l][c] = __shfl_sync(ALL, base.at[l][c], lane);
-        }
-        // the next target is due before source `since + due`
-        int since = 0, due = written ? targets[32].after : NEVER;
-        if (lane == 0 && written) targets[written - 1].after = NEVER;
-        __syncwarp();
+        Numbers<real> base = rounded(state, lane), local;
+        local.clear();
+        // of the targets in their order, those behind which another one has passed as many sources
+        bool asked = listed >> lane & 1;
+        unsigned later = listed & ~((2u << lane) - 1);
+        int following = __shfl_sync(ALL, all, later ? __ffs(later) - 1 : lane);
+        unsigned together = __reduce_or_sync(ALL, asked && later && following == all ? 1u << place : 0u);
         Cursor<Target> next(targets, 0), last(targets, written);
         Cursor<Row> slot_of_next(slots, lane);
         auto write = [&]() {
@@ -630,11 +452,17 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 slot.at[0] = product;
                 slot_of_next.step(32);
             }
-            due = to.after - since;
         };
-        add_listed(total, local, [&](int first, int i) {
-            if (i == 0) due -= first - since, since = first;
-            while (due <= i) write();
+        auto due = [&](int first) {
+            return __reduce_or_sync(ALL, asked && all >= first && all < first + 32 ? 1u << (all - first) : 0u);
+        };
+        add_listed(__reduce_max_sync(ALL, total), local, due, [&]() {
+            bool more = true;
+            while (more) {
+                write();
+                more = together & 1;
+                together >>= 1;
+            }
         });
         while (next.before(last)) write();
         state.add_rows(local);
@@ -642,7 +470,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         real product = real(0);
         if (MULTIPLIED && listed >> lane & 1) {
             // each lane starts elsewhere, so that they meet in few banks
-            for (int i = 0; i < 32; i++) product += slots[place * 32 + (i + lane) % 32].at[0];
+            for (int i = 0; i < 32; i++) product += slots[place * 32 + (i ^ lane)].at[0];
         }
         while (COMPACT && few) {
             int which = __ffs(few) - 1, first = __shfl_sync(ALL, low, which), index = __shfl_sync(ALL, target, which);
