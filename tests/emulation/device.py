@@ -27,9 +27,6 @@ def emulate(monkeypatch) -> None:
         monkeypatch.setattr(module, name, emulated(getattr(module, name)))
     for module in (cuda, short):
         monkeypatch.setattr(module, "on", lambda _: contextlib.nullcontext())
-    # launches are kept for others otherwise
-    for kept in ("_forward_of", "_steps_of"):
-        monkeypatch.setattr(cuda, kept, getattr(cuda, kept).__wrapped__)
     monkeypatch.setattr(cuda, "room_of", lambda device: 227 << 10)
     monkeypatch.setattr(cuda, "processors_of", lambda device: 0)
     monkeypatch.setattr(cuda, "serves", lambda query, value, kernel: kernel in cuda.NAMES)

@@ -36,10 +36,6 @@ class EmulatedKernel:
         width, height = (*grid, 1)[:2]
         self._launch(ctypes.c_long(width), ctypes.c_long(height), ctypes.c_int(block), *map(_argument, arguments))
 
-    def prepared(self, grid: tuple[int, ...], block: int, *last: int | float, shared: int = 0):
-        """As a `Kernel` is prepared."""
-        return lambda *arguments: self(grid, block, *arguments, *last, shared=shared)
-
 
 @functools.cache
 def _library(source: Path, defines: Defines, twins: str | None) -> ctypes.CDLL:

@@ -5,7 +5,6 @@ import ctypes
 import functools
 import struct
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,32 +37,26 @@ class Kernel:
 
         A tensor arrives as a pointer, None as a null pointer, an int as `long long`, a float as `double`.
         """
-        if 0 not in grid:
-            self._launch(_sizes(grid, block, shared), arguments, [])
-
-    def prepared(self, grid: tuple[int, ...], block: int, *last: int | float, shared: int = 0) -> Callable[..., None]:
-        """A launch that waits for its arguments but the `last`, for those who launch the same again and again."""
         if 0 in grid:
-            return lambda *_: None
-        sizes, words = _sizes(grid, block, shared), [_word(part) for part in last]
-        return lambda *arguments: self._launch(sizes, arguments, words)
-
-    def _launch(self, sizes: tuple[int, ...], arguments: tuple[Tensor | int | float | None, ...], last: list[int]):
+            return
         # not torch.cuda's, which looks every time whether there is CUDA at all
         device = torch._C._cuda_getDevice()
-        handle = self._own.get(device) or self._find(device)
+        handle = self._own.get(device)
+        if handle is None:
+            handle = self._own[device] = _handles.get((self, device)) or self._load(device)
         words = [
             part if (kind := type(part)) is int else part.data_ptr() if kind is Tensor else _word(part)
             for part in arguments
         ]
-        words += last
         room = _room
         room.words[: len(words)] = words
+        width, height, depth = (*grid, 1, 1)[:3]
         stream = torch._C._cuda_getCurrentRawStream(device)
+        launch = (handle, width, height, depth, block, 1, 1, shared, stream, room.places, 0)
         # the driver itself: cuda.core's launch takes half as long again
-        (error,) = _driver().cuLaunchKernel(handle, *sizes, stream, room.places, 0)
+        (error,) = _driver().cuLaunchKernel(*launch)
         if error:
-            self._again((handle, *sizes, stream, room.places, 0), device, error)
+            self._again(launch, device, error)
 
     def _again(self, launch: tuple[int, ...], device: int, error: int) -> None:
         """What to do about a launch that failed."""
@@ -77,10 +70,6 @@ class Kernel:
         if error:
             raise RuntimeError(f"{self.entry} of {self.source.name} cannot be launched on cuda:{device}: {error}")
 
-    def _find(self, device: int) -> int:
-        handle = self._own[device] = _handles.get((self, device)) or self._load(device)
-        return handle
-
     def _load(self, device: int) -> int:
         major, minor = torch.cuda.get_device_capability(device)
         code = cubin(self.source, self.defines, f"sm_{major}{minor}")
@@ -93,12 +82,6 @@ class Kernel:
             _modules.append(kernel)
             _handles[self, device] = int(kernel.handle)
         return _handles[self, device]
-
-
-def _sizes(grid: tuple[int, ...], block: int, shared: int) -> tuple[int, ...]:
-    """Of a launch, as the driver takes them."""
-    width, height, depth = (*grid, 1, 1)[:3]
-    return width, height, depth, block, 1, 1, shared
 
 
 class _Room(threading.local):

@@ -1,11 +1,9 @@
 """The sums on CUDA devices: launches of the kernels beside this file, which are compiled at first use."""
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -130,133 +128,61 @@ def shared_of(entry: str, kernel: str, dtype: torch.dtype, coarse: bool, groups:
     return 0 if entry == "backward_quotient" else _SHARED
 
 
-class _Sizes(NamedTuple):
-    """What all calls on tensors of the same sizes have in common; any leading dimensions are the problems."""
+class _Call:
+    """What every launch for the same tensors has in common; `each` is how many queries a head has.
 
-    kernel: str
-    dtype: torch.dtype
-    device: torch.device
-    coarse: bool
-    problems: int
-    rows: int
-    columns: int
-    dims: int
-    channels: int
-    group: int
-    count: int
-    causal: bool
-    normalised: bool
-    tau: float
+    Any number of leading dimensions, of all tensors the same, are the problems.
+    """
 
-    @property
-    def wide(self) -> bool:
-        return max(self.dims, self.channels) > _CHUNK
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """As every kernel takes them: rows, columns, dims, channels, queries of a head, causal, count."""
-        each = max(self.rows // self.group, 1)
-        return self.rows, self.columns, self.dims, self.channels, each, int(self.causal), self.count
+    def __init__(self, inputs: Inputs, each: int | None = None):
+        self.inputs, self.kernel, self.dtype = inputs, inputs.kernel, inputs.query.dtype
+        *leading, self.rows, self.dims = inputs.query.shape
+        *_, self.columns, self.channels = inputs.value.shape
+        self.problems = math.prod(leading)
+        self.wide = max(self.dims, self.channels) > _CHUNK
+        self.each = each or max(self.rows // inputs.group, 1)
+        table, self.count = _table(self.kernel, inputs.parameters, self.dtype)
+        # kept, as the launches take nothing but addresses
+        self.tensors = [part if part is None else part.contiguous() for part in (*inputs[: TENSORS - 1], table)]
+        self.causal, self.tau = int(inputs.causal), float(inputs.tau)
+        self.sizes = (self.rows, self.columns, self.dims, self.channels, self.each, self.causal, self.count)
 
     def blocks(self, rows: int) -> int:
         """How many tiles the rows of a problem make."""
         return -(-rows // ROWS[self.dtype])
 
-    def launch(self, entry: str, rows: int, *last: int | float, passes: int = 1) -> Callable[..., None]:
-        """A launch of a block for every tile of `rows` rows of every problem, `passes` times."""
-        groups, roomy = self._groups(entry, rows), is_roomy(self.device)
-        kernel = kernel_of(entry, self.kernel, self.dtype, self.wide, self.coarse, groups, roomy)
-        shared = shared_of(entry, self.kernel, self.dtype, self.coarse, groups, roomy)
-        return kernel.prepared((self.problems * self.blocks(rows), passes), _THREADS * groups, *last, shared=shared)
+    def launch(self, entry: str, rows: int, *arguments, passes: int = 1) -> None:
+        """Launch a block for every tile of `rows` rows of every problem, `passes` times."""
+        coarse, groups, roomy = self.inputs.coarse, self.groups(entry, rows), is_roomy(self.inputs.query.device)
+        kernel = kernel_of(entry, self.kernel, self.dtype, self.wide, coarse, groups, roomy)
+        shared = shared_of(entry, self.kernel, self.dtype, coarse, groups, roomy)
+        kernel((self.problems * self.blocks(rows), passes), _THREADS * groups, *arguments, shared=shared)
 
-    def _groups(self, entry: str, rows: int) -> int:
+    def groups(self, entry: str, rows: int) -> int:
         """Groups of warps of a block: two, if every multiprocessor has at most one block, and room for both.
 
         Of `add_laplace` also if it has two blocks and then one more, for which one group would be alone.
         """
-        blocks, processors = self.problems * self.blocks(rows), processors_of(self.device)
+        device = self.inputs.query.device
+        blocks, processors = self.problems * self.blocks(rows), processors_of(device)
         few = blocks <= processors or (self.kernel == AddLaplace.name and 2 * processors < blocks <= 3 * processors)
         able = entry in ("forward", "forward_values") and self.dtype == torch.float32 and not self.wide
-        return 2 if few and able and room_of(self.device) >= _FACTORS[2] else 1
+        return 2 if few and able and room_of(device) >= _FACTORS[2] else 1
 
-
-def _call(inputs: Inputs) -> tuple[_Sizes, list[Tensor | None]]:
-    """The sizes and the tensors of a call, to be kept, as launches take nothing but addresses."""
-    query = inputs.query
-    *leading, rows, dims = query.shape
-    *_, columns, channels = inputs.value.shape
-    table, count = _table(inputs.kernel, inputs.parameters, query.dtype)
-    tensors = [part if part is None else part.contiguous() for part in (*inputs[: TENSORS - 1], table)]
-    sizes = _Sizes(
-        inputs.kernel, query.dtype, query.device, inputs.coarse, math.prod(leading), rows, columns, dims, channels,
-        inputs.group, count, inputs.causal, inputs.normalised, inputs.tau,
-    )  # fmt: skip
-    return sizes, tensors
-
-
-class _Forward(NamedTuple):
-    """The launches of a forward pass; blocks that look for themselves need no room for what others find."""
-
-    found: int
-    survey: Callable[..., None] | None
-    sums: Callable[..., None]
-
-
-@lru_cache(maxsize=1024)
-def _forward_of(sizes: _Sizes) -> _Forward:
-    found, survey, slices = 0, None, 0
-    if sizes.group > 1 or sizes.dtype != torch.float32 or max(sizes.rows, sizes.columns) > _SHORT:
-        parts = sizes.problems * (sizes.group + 2)
-        each = sizes.rows // sizes.group
-        numbers = max(each * sizes.dims, sizes.columns * sizes.dims, sizes.columns * sizes.channels)
+    def survey(self) -> tuple[Tensor | None, int]:
+        """What `survey.cu` finds in the inputs, and in how many slices; None if blocks look for themselves."""
+        group = self.inputs.group
+        if group == 1 and self.dtype == torch.float32 and max(self.rows, self.columns) <= _SHORT:
+            return None, 0
+        parts = self.problems * (group + 2)
+        each = self.rows // group
+        numbers = max(each * self.dims, self.columns * self.dims, self.columns * self.channels)
         slices = max(1, min(-(-_LOOKING // max(parts, 1)), numbers // _LOOK))
-        found = 4 * parts * slices
-        survey = survey_of(sizes.dtype).prepared(
-            (parts * slices,), 256, each, sizes.columns, sizes.dims, sizes.channels, sizes.group, slices,
-            int(sizes.kernel in (AddLaplace.name, Laplace.name)),
-        )  # fmt: skip
-    last = *sizes.numbers, int(sizes.normalised), slices, float(sizes.tau)
-    return _Forward(found, survey, sizes.launch("forward", sizes.rows, *last))
-
-
-class _Steps(NamedTuple):
-    """The launches of a backward pass by steps, and the room that they share.
-
-    One behind the other, as every tensor costs time: vectors as halves, large and small ones, of queries and keys; the
-    gradients by the sums; what `prepare` finds; what undoes the scales of halves; the gradients by the totals.
-    """
-
-    room: int
-    places: tuple[int, ...]
-    tiles: tuple[int, int]
-    prepare: Callable[..., None]
-    slopes: Callable[..., None]
-    values: Callable[..., None]
-
-
-@lru_cache(maxsize=1024)
-def _steps_of(sizes: _Sizes) -> _Steps:
-    rows, columns, dims, channels, each, causal, _ = sizes.numbers
-    queries, keys = sizes.problems * rows, sizes.problems * columns
-    slices = -(-max(rows, columns) // _SLICE)
-    normalised, tau = int(sizes.normalised), float(sizes.tau)
-    parts = (
-        _CHUNK * queries, _CHUNK * keys, normalised * channels * queries, 12 * sizes.problems * slices, queries, keys,
-        queries,
-    )  # fmt: skip
-    *places, room = accumulate((4 * part for part in parts), initial=0)
-    tiles = sizes.blocks(rows), sizes.blocks(columns)
-    key = sizes.kernel, sizes.dtype, False, sizes.coarse
-    prepare = kernel_of("prepare", *key).prepared(
-        (2 * sizes.problems * slices,), _SLOPE_THREADS, rows, columns, dims, channels, normalised, slices
-    )
-    slopes = kernel_of("slopes", *key).prepared(
-        (sizes.problems * sum(tiles),), _SLOPE_THREADS, sizes.problems, rows, columns, dims, each, causal, tau,
-        shared=shared_of("slopes", sizes.kernel, sizes.dtype, sizes.coarse),
-    )  # fmt: skip
-    # of keys and queries
-    last = columns, rows, *sizes.numbers[2:], 0, slices, tau
-    return _Steps(room // 4, tuple(places), tiles, prepare, slopes, sizes.launch("forward_values", columns, *last))
+        found = self.tensors[0].new_empty(parts * slices, 4, dtype=torch.float32)
+        sizes = (each, self.columns, self.dims, self.channels, group, slices)
+        centred = int(self.kernel in (AddLaplace.name, Laplace.name))
+        survey_of(self.dtype)((parts * slices,), 256, *self.tensors[:3], found, *sizes, centred)
+        return found, slices
 
 
 def _table(kernel: str, parameters: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, int]:
@@ -275,19 +201,18 @@ def forward(inputs: Inputs, gradients: bool = True, copied: bool = False) -> tup
         return short.forward(inputs, gradients, copied)
     query = inputs.query
     with on(query.device):
-        sizes, tensors = _call(inputs)
-        launches = _forward_of(sizes)
-        out = query.new_empty((*query.shape[:-1], sizes.channels))
+        call = _Call(inputs)
+        out = query.new_empty((*query.shape[:-1], call.channels))
         total = query.new_empty(query.shape[:-1]) if gradients else None
         shift = None
-        if gradients and inputs.normalised and sizes.kernel == Laplace.name:
+        if gradients and inputs.normalised and call.kernel == Laplace.name:
             shift = torch.empty_like(total)
         copy = torch.empty_like(out) if copied else None
-        found = None
-        if launches.survey is not None:
-            found = query.new_empty(launches.found, dtype=torch.float32)
-            launches.survey(*tensors[:3], found)
-        launches.sums(*tensors, found, out, copy, total, shift)
+        found, slices = call.survey()
+        call.launch(
+            "forward", call.rows, *call.tensors, found, out, copy, total, shift, *call.sizes,
+            int(inputs.normalised), slices, call.tau,
+        )  # fmt: skip
     return out, total, shift, copy
 
 
@@ -299,74 +224,89 @@ def backward(
         return *short.backward(grad, rows.contiguous(), total.contiguous(), inputs), None, None
     query, bandwidth, parameters, normalised = inputs.query, inputs.bandwidth, inputs.parameters, inputs.normalised
     with on(query.device):
-        sizes, tensors = _call(inputs)
-        grad, rows, total = grad.contiguous(), rows.contiguous(), total.contiguous()
-        if sizes.kernel in STEPS and sizes.dtype == torch.float32 and not sizes.wide and _has_room(sizes):
-            return _backward_by_steps(sizes, tensors, grad, rows, total)
-        grad_total = torch.empty_like(total) if normalised else torch.zeros_like(total)
+        call = _Call(inputs)
+        if call.dtype == torch.float32 and not call.wide and call.kernel in STEPS and _has_room(call):
+            return _backward_by_steps(call, grad.contiguous(), rows.contiguous(), total.contiguous())
+        grad, grad_total = grad.contiguous(), torch.zeros_like(total) if not normalised else torch.empty_like(total)
         if normalised:
-            whole, grad = (grad, rows, total), torch.empty_like(grad)
+            whole, grad = (grad, rows.contiguous(), total.contiguous()), torch.empty_like(grad)
             # a warp has a row
             grid = (-(-total.numel() // (_THREADS // 32)),)
-            quotient = kernel_of("backward_quotient", sizes.kernel, sizes.dtype, sizes.wide)
-            quotient(grid, _THREADS, *whole, grad, grad_total, total.numel(), sizes.channels)
-        given = (grad, grad_total, *tensors, shift, *sizes.numbers, float(sizes.tau))
-        gradients = [torch.empty_like(part) for part in tensors[:3]]
+            quotient = kernel_of("backward_quotient", call.kernel, call.dtype, call.wide)
+            quotient(grid, _THREADS, *whole, grad, grad_total, total.numel(), call.channels)
+        given = (grad, grad_total, *call.tensors, shift, *call.sizes, call.tau)
+        gradients = [torch.empty_like(part) for part in call.tensors[:3]]
         # per block, sums of (point - origin) gradient
         moments = [
-            query.new_empty(sizes.problems, sizes.blocks(count), dtype=torch.float64)
-            for count in (sizes.rows, sizes.columns)
+            query.new_empty(call.problems, call.blocks(count), dtype=torch.float64)
+            for count in (call.rows, call.columns)
         ]
-        sizes.launch("backward_query", sizes.rows)(*given, gradients[0], moments[0])
-        sizes.launch("backward_key", sizes.columns)(*given, gradients[1], gradients[2], moments[1])
+        call.launch("backward_query", call.rows, *given, gradients[0], moments[0])
+        call.launch("backward_key", call.columns, *given, gradients[1], gradients[2], moments[1])
         # Phi is a function of q / tau and k / tau: d/dtau = -(<q, d/dq> + <k, d/dk>) / tau
         grad_bandwidth = None
         if bandwidth is not None:
             moment = (moments[0].sum(1) + moments[1].sum(1)).reshape(-1, 1, 1)
             grad_bandwidth = (-moment / bandwidth).to(bandwidth.dtype)
-        grad_parameters = None if parameters is None else _table_gradient(sizes, given, parameters)
+        grad_parameters = None if parameters is None else _table_gradient(call, given, parameters)
     return *gradients, grad_bandwidth, grad_parameters
 
 
-def _has_room(sizes: _Sizes) -> bool:
+def _has_room(call: _Call) -> bool:
     """Whether a block of `slopes.cu` has the shared memory that it needs, which small GPUs do not have for all."""
-    return shared_of("slopes", sizes.kernel, sizes.dtype, sizes.coarse) <= room_of(sizes.device)
+    return shared_of("slopes", call.kernel, call.dtype, call.inputs.coarse) <= room_of(call.inputs.query.device)
 
 
-def _backward_by_steps(
-    sizes: _Sizes, tensors: list[Tensor | None], grad: Tensor, rows: Tensor, total: Tensor
-) -> tuple[Tensor | None, ...]:
-    query, key, value, weight, bandwidth, _ = tensors
-    by_query, by_key, by_value = (torch.empty_like(part) for part in (query, key, value))
-    steps = _steps_of(sizes)
-    room = query.new_empty(steps.room)
-    start = room.data_ptr()
-    halves, value_halves, sums, found, scales, value_scales, grad_total = [start + place for place in steps.places]
-    if not sizes.normalised:
-        sums = grad.data_ptr()
-    steps.prepare(
-        query, key, value, grad, rows, total, sums, grad_total, halves, scales, value_halves, value_scales, found
-    )
-    moments = None if bandwidth is None else query.new_empty(sizes.problems * sum(steps.tiles), dtype=torch.float64)
-    steps.slopes(
-        query, key, halves, scales, grad_total, value_halves, value_scales, weight, bandwidth, by_query, by_key, moments
-    )
+def _backward_by_steps(call: _Call, grad: Tensor, rows: Tensor, total: Tensor) -> tuple[Tensor | None, ...]:
+    query, key, value, weight, bandwidth, _ = call.tensors
+    normalised, coarse = call.inputs.normalised, call.inputs.coarse
+    gradients = [torch.empty_like(part) for part in (query, key, value)]
+    queries, keys = call.problems * call.rows, call.problems * call.columns
+    slices = -(-max(call.rows, call.columns) // _SLICE)
+    # one behind the other, as every tensor costs time: vectors as halves, large and small ones, of queries and keys;
+    # the gradients by the sums; what `prepare` finds; what undoes the scales of halves; the gradients by the totals
+    sizes = (
+        _CHUNK * queries, _CHUNK * keys, call.channels * queries if normalised else 0, 12 * call.problems * slices,
+        queries, keys, queries,
+    )  # fmt: skip
+    room = query.new_empty(sum(sizes))
+    *places, _ = accumulate(sizes, lambda place, size: place + 4 * size, initial=room.data_ptr())
+    halves, value_halves, sums, found, scales, value_scales, grad_total = places
+    sums = sums if normalised else grad.data_ptr()
+    prepare = kernel_of("prepare", call.kernel, call.dtype, False, coarse)
+    prepare(
+        (2 * call.problems * slices,), _SLOPE_THREADS, query, key, value, grad, rows, total, sums, grad_total,
+        halves, scales, value_halves, value_scales, found, call.rows, call.columns, call.dims, call.channels,
+        int(normalised), slices,
+    )  # fmt: skip
+    tiles = [call.blocks(count) for count in (call.rows, call.columns)]
+    blocks = call.problems * sum(tiles)
+    moments = None if bandwidth is None else query.new_empty(blocks, dtype=torch.float64)
+    slopes = kernel_of("slopes", call.kernel, call.dtype, False, coarse)
+    slopes(
+        (blocks,), _SLOPE_THREADS, query, key, halves, scales, grad_total, value_halves, value_scales,
+        weight, bandwidth, *gradients[:2], moments, call.problems, *call.sizes[:3], call.each, call.causal,
+        call.tau, shared=shared_of("slopes", call.kernel, call.dtype, coarse),
+    )  # fmt: skip
     # the gradients of the values are kernel sums too, of keys and queries
-    steps.values(key, query, sums, weight, bandwidth, None, found, by_value, None, None, None)
+    call.launch(
+        "forward_values", call.columns, key, query, sums, weight, bandwidth, None, found, gradients[2], None, None,
+        None, call.columns, call.rows, *call.sizes[2:], 0, slices, call.tau,
+    )  # fmt: skip
     grad_bandwidth = None
     if bandwidth is not None:
-        parts = moments.split([sizes.problems * count for count in steps.tiles])
-        moment = sum(part.view(sizes.problems, count).sum(1) for part, count in zip(parts, steps.tiles, strict=True))
+        parts = moments.split([call.problems * count for count in tiles])
+        moment = sum(part.view(call.problems, count).sum(1) for part, count in zip(parts, tiles, strict=True))
         grad_bandwidth = (-moment[:, None, None] / bandwidth).to(bandwidth.dtype)
-    return by_query, by_key, by_value, grad_bandwidth, None
+    return *gradients, grad_bandwidth, None
 
 
-def _table_gradient(sizes: _Sizes, given: tuple, parameters: Tensor) -> Tensor:
-    passes = sizes.count + 1 if sizes.kernel == Spline.name else sizes.count
-    size = (passes, sizes.problems * sizes.blocks(sizes.rows), 2)
-    moments = torch.empty(size, dtype=torch.float64, device=given[0].device)
-    sizes.launch("backward_table", sizes.rows, passes=passes)(*given, moments)
+def _table_gradient(call: _Call, given: tuple, parameters: Tensor) -> Tensor:
+    passes = call.count + 1 if call.kernel == Spline.name else call.count
+    size = (passes, call.problems * call.blocks(call.rows), 2)
+    moments = torch.empty(size, dtype=torch.float64, device=call.tensors[0].device)
+    call.launch("backward_table", call.rows, *given, moments, passes=passes)
     first, second = moments.sum(1).unbind(1)
-    if sizes.kernel == Spline.name:
+    if call.kernel == Spline.name:
         first = Spline.piece_gradients(parameters.to(first), first, second)
     return first.to(parameters)
