@@ -11,7 +11,6 @@ and, as `f` depends on `q / tau` and `k / tau` only, `dtau = -(1/tau) (sum q dq 
 """
 
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -37,10 +36,12 @@ def _forward(
     folded: int,
     constant: float,
     kept: bool = True,
+    ties: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sums `(P, M, C)`, those of the weights `(P, M)`, and the argsorts of queries and keys by dimension, if kept.
 
-    Without `weight (P, N)` they are all one, without `bandwidth (P,)` it is `tau` for all.
+    Without `weight (P, N)` they are all one, without `bandwidth (P,)` it is `tau` for all. `ties` is for the gradients:
+    whether to expect many.
     """
     walk = walker(query.device.type)
     query, key, value = (part.detach().contiguous() for part in (query, key, value))
@@ -68,7 +69,8 @@ def _given(walk, value: Tensor, weight: Tensor | None, bandwidth: Tensor | None,
 
 @sided_sum.register_fake
 def _(
-    query, key, value, weight, bandwidth, nodes, below, above, tau, rate, compact, folded, constant, kept=True
+    query, key, value, weight, bandwidth, nodes, below, above, tau, rate, compact, folded, constant, kept=True,
+    ties=False,
 ):  # fmt: skip
     problems, rows, dims = query.shape
     sums = query.new_empty(problems, rows, value.shape[2])
@@ -100,6 +102,7 @@ def sided_sum_backward(
     wants_bandwidth: bool,
     wants_value: bool,
     wants_terms: bool,
+    ties: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key, value, weight, bandwidth, below and above; empty tensors for what is not wanted."""
     walk = walker(query.device.type)
@@ -115,7 +118,7 @@ def sided_sum_backward(
     given = (grad, grad_extra, query, key, value, weight, bandwidth, query_order, key_order)
     for some in walk.groups(query, key, value, terms, backward=True):
         parts = (part[some] if isinstance(part, Tensor) else part for part in given)
-        _fill([*(part[some] for part in gradients[:5]), *gradients[5:]], walk, terms, *parts, *wants)
+        _fill([*(part[some] for part in gradients[:5]), *gradients[5:]], walk, terms, *parts, *wants, ties)
     return gradients
 
 
@@ -156,6 +159,7 @@ def _fill(
     wants_bandwidth: bool,
     wants_value: bool,
     wants_terms: bool,
+    ties: bool,
 ) -> None:
     """The gradients of some heads, see `sided_sum_backward`; those of the coefficients are added to."""
     by_query, by_key, by_value, by_weight, by_bandwidth, by_below, by_above = gradients
@@ -164,7 +168,7 @@ def _fill(
     if wants_points and wants_value:
         walk.gradients(
             queries, keys, grad, grad_extra, value, weight, terms, slope, bandwidth,
-            into=(by_query, by_key, by_value, by_weight),
+            into=(by_query, by_key, by_value, by_weight), ties=ties,
         )  # fmt: skip
     elif wants_points:
         walk.dot(
@@ -193,8 +197,9 @@ def _fill(
 @sided_sum_backward.register_fake
 def _(
     grad, grad_extra, query, key, value, weight, bandwidth, nodes, below, above, query_order, key_order, tau, rate,
-    compact, folded, constant, *wants,
+    compact, folded, constant, wants_points, wants_bandwidth, wants_value, wants_terms, ties=False,
 ):  # fmt: skip
+    wants = (wants_points, wants_bandwidth, wants_value, wants_terms)
     return _empty_gradients(query, key, value, bandwidth, below, above, *wants)
 
 
@@ -245,7 +250,7 @@ def _bandwidth_gradient(
 
 def _setup(ctx, inputs, output):
     ctx.save_for_backward(*inputs[:8], *output[2:])
-    ctx.constants = inputs[8:13]
+    ctx.constants, ctx.ties = inputs[8:13], any(inputs[14:])
     ctx.mark_non_differentiable(*output[2:])
     # no zeros in place of the gradients that the argsorts do not have
     ctx.set_materialize_grads(False)
@@ -273,6 +278,7 @@ def _backward(ctx, grad, grad_extra, *_):
         wants[4],
         wants_value,
         wants_terms,
+        ctx.ties,
     )
     places = (0, 1, 2, 3, 4, 6, 7)
     chosen = dict(zip(places, gradients, strict=True))
@@ -281,8 +287,13 @@ def _backward(ctx, grad, grad_extra, *_):
 
 sided_sum.register_autograd(_backward, setup_context=_setup)
 
-# only the backward pass needs the argsorts
-sided_sum_directly = direct(sided_sum, _forward, _setup, _backward, partial(_forward, kept=False))
+
+def _alone(*inputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Without the argsorts, which only the backward pass needs."""
+    return _forward(*inputs[:13], kept=False)
+
+
+sided_sum_directly = direct(sided_sum, _forward, _setup, _backward, _alone)
 
 
 @sided_sum.register_vmap

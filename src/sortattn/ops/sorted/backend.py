@@ -64,7 +64,7 @@ def _part(problem: Problem, kernel: SidedKernel) -> tuple[Tensor, Tensor]:
     # the argsorts, which only the backward pass needs, are not kept alive by a name here
     sums, total = sided_sum_directly(
         query, key, value, problem.weight, bandwidth, terms.nodes, terms.below, terms.above, tau, terms.rate,
-        terms.compact, terms.folded, terms.constant,
+        terms.compact, terms.folded, terms.constant, True, problem.dtype.itemsize < 4,
     )[:2]  # fmt: skip
     if parts is not None:
         sums = spread(sums, torch.stack([row, torch.ones_like(row)], 1), vectors)

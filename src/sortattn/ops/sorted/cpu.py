@@ -191,6 +191,7 @@ def gradients(
     slope: Terms,
     bandwidth: Tensor,
     into: tuple[Tensor, Tensor, Tensor, Tensor],
+    ties: bool = False,
 ) -> None:
     """The gradients of queries, keys, values and weights, `into` tensors; `slope` are the terms of the derivative."""
     by_query, by_key, *by_values = into

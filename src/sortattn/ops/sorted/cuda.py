@@ -117,12 +117,16 @@ def gradients(
     slope: Terms,
     bandwidth: Bandwidth,
     into: tuple[Tensor, Tensor, Tensor, Tensor],
+    ties: bool = False,
 ) -> None:
-    """All of them, see `cpu.gradients`; one walk does for those of keys, values and weights, or for all."""
+    """All of them, see `cpu.gradients`; one walk does for those of keys, values and weights, or for all.
+
+    Where many queries are equal to keys, settling these by themselves takes longer than a walk more.
+    """
     by_query, by_key, by_value, by_weight = into
     ordered = torch.are_deterministic_algorithms_enabled()
     tracks = tracks_of(terms, mirrored=False, slopes=True)
-    together = cuda_mutual.serves(tracks, value.dtype) and not ordered
+    together = cuda_mutual.serves(tracks, value.dtype) and not (ordered or ties)
     if not together:
         dot(
             keys, queries, value, weight, grad, grad_extra, slope, bandwidth, mirrored=False, factors=1.0 / bandwidth,
