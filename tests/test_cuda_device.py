@@ -212,3 +212,13 @@ def test_tensors_of_more_than_two_to_the_31_numbers(backend, device):
     for head in (0, shape.leading[0] // 2, shape.leading[0] - 1):
         alone = sortattn.kernel_attention(query[head], key[head], value[head], "add_laplace", backend=backend)
         assert_close(output[head], alone, FORWARD[torch.float32])
+
+
+@pytest.mark.parametrize("nodes", [16, 32, 64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_products_of_the_grid_are_right_for_every_number_of_nodes(dtype, nodes, device):
+    """Blocks that divide everything, which the interpreter of the other tests is too slow for."""
+    points = [part.to(device) for part in draw(Shape((2,), 2048, 2048, 64, 64), dtype)]
+    found = sortattn.kernel_attention(*points, "add_riesz", backend=f"grid:{nodes}")
+    wanted = sortattn.kernel_attention(*(part.double() for part in points), "add_riesz", backend="reference")
+    assert_close(found, wanted, {16: 1e-2, 32: 4e-3, 64: 2e-3}[nodes] + FORWARD[dtype])
