@@ -1,0 +1,230 @@
+// Coordinates of sixteen bits: few of them differ, and what is summed for a query depends on their classes alone.
+//
+// A line is one dimension of one head. Its classes are the different coordinates on it, in order; where a coordinate
+// stands among them is found in a bitmap of all that there can be.
+//
+// Macros: those of half.cu and THREADS (of a block).
+
+#include "half.cu"
+
+// words of the bitmap, and of a thread
+constexpr int WORDS = 2048, SHARE = WORDS / THREADS;
+// codes that are read at a time
+constexpr int EIGHT = 8;
+static_assert(SHARE * THREADS == WORDS && THREADS % 32 == 0, "words are shared by all threads");
+
+// ---- points to codes
+
+constexpr int TILE = 64;
+
+// `points (heads, count, dims)` to `codes (heads, dims, pitch)`, a tile a block; `unfit (heads, group)` counts what is
+// no finite number, of every `each` points for themselves, or for the whole group if that is zero.
+extern "C" __global__ void __launch_bounds__(256)
+    spread(const half_t *points, half_t *codes, int *unfit, index_t count, index_t dims, index_t pitch, index_t group,
+           index_t each) {
+    __shared__ half_t tile[TILE][TILE + 2];
+    index_t rows = (count + TILE - 1) / TILE, columns = (dims + TILE - 1) / TILE;
+    index_t first = blockIdx.x % rows * TILE, first_dim = blockIdx.x / rows % columns * TILE;
+    index_t p = blockIdx.x / rows / columns;
+    for (int i = threadIdx.x; i < TILE * TILE; i += 256) {
+        index_t n = first + i / TILE, d = first_dim + i % TILE;
+        half_t bits = n < count && d < dims ? points[(p * count + n) * dims + d] : half_t(0);
+        if (unfit_bits(bits)) {
+            for (index_t g = 0; g < group; g++) {
+                if (!each || n / each == g) atomicAdd(unfit + p * group + g, 1);
+            }
+        }
+        tile[i % TILE][i / TILE] = half_t(code_of(bits));
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < TILE * TILE / 2; i += 256) {
+        index_t d = first_dim + i / (TILE / 2), n = first + i % (TILE / 2) * 2;
+        if (d >= dims || n >= pitch) continue;
+        const half_t *two = &tile[i / (TILE / 2)][i % (TILE / 2) * 2];
+        *reinterpret_cast<unsigned *>(codes + (p * dims + d) * pitch + n) = two[0] | unsigned(two[1]) << 16;
+    }
+}
+
+// What is no finite number among the values of every head, `each` of them, for all of its group.
+extern "C" __global__ void __launch_bounds__(256)
+    look(const half_t *values, int *unfit, index_t each, index_t group, index_t slices) {
+    index_t p = blockIdx.x / slices, slice = blockIdx.x % slices, share = (each + slices - 1) / slices;
+    bool found = false;
+    values += p * each;
+#pragma unroll 8
+    for (index_t i = slice * share + threadIdx.x; i < min((slice + 1) * share, each); i += 256) {
+        found = found || unfit_bits(values[i]);
+    }
+    if (!__syncthreads_or(found) || threadIdx.x) return;
+    for (index_t g = 0; g < group; g++) atomicAdd(unfit + p * group + g, 1);
+}
+
+// ---- classes of a line
+
+// Eight codes, as they are read.
+struct alignas(16) Codes {
+    unsigned word[EIGHT / 2];
+
+    __device__ unsigned at(int i) const { return word[i / 2] >> i % 2 * 16 & 0xffffu; }
+};
+
+// The sums over the threads of a block before each, and of all.
+__device__ inline int sum_before(int mine, int *warps, int &all) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, sum = mine;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset <<= 1) {
+        int other = __shfl_up_sync(0xffffffffu, sum, offset);
+        if (lane >= offset) sum += other;
+    }
+    __syncthreads();
+    if (lane == 31) warps[warp] = sum;
+    __syncthreads();
+    int before = sum - mine;
+    all = 0;
+    for (int w = 0; w < THREADS / 32; w++) {
+        if (w < warp) before += warps[w];
+        all += warps[w];
+    }
+    return before;
+}
+
+// Of all coordinates that there can be, those on a line.
+struct Bitmap {
+    unsigned bits[WORDS];
+    // classes before the first one of a word
+    unsigned before[WORDS];
+    int warps[THREADS / 32];
+
+    // call `visit(n, code)` for all codes of a line
+    template <typename F> __device__ static void each(const half_t *codes, index_t count, F visit) {
+        for (index_t n = threadIdx.x * EIGHT; n < count; n += THREADS * EIGHT) {
+            Codes some = *reinterpret_cast<const Codes *>(codes + n);
+#pragma unroll
+            for (int i = 0; i < EIGHT; i++) {
+                if (n + i < count) visit(int(n) + i, some.at(i));
+            }
+        }
+    }
+    // from the codes of a line; returns the number of classes
+    __device__ int fill(const half_t *codes, index_t count) {
+        for (int i = threadIdx.x; i < WORDS; i += THREADS) bits[i] = 0;
+        __syncthreads();
+        each(codes, count, [&](int, unsigned code) {
+            unsigned bit = 1u << code % 32;
+            // most are there already, and looking takes less time
+            if (!(static_cast<volatile unsigned *>(bits)[code / 32] & bit)) atomicOr(bits + code / 32, bit);
+        });
+        __syncthreads();
+        int mine = 0, all;
+#pragma unroll
+        for (int i = 0; i < SHARE; i++) mine += __popc(bits[threadIdx.x * SHARE + i]);
+        int sum = sum_before(mine, warps, all);
+#pragma unroll
+        for (int i = 0; i < SHARE; i++) {
+            before[threadIdx.x * SHARE + i] = sum;
+            sum += __popc(bits[threadIdx.x * SHARE + i]);
+        }
+        __syncthreads();
+        return all;
+    }
+    __device__ int rank(unsigned code) const {
+        return int(before[code / 32]) + __popc(bits[code / 32] & ((1u << code % 32) - 1));
+    }
+};
+
+// Codes `(lines, pitch)` to the numbers of their classes, in place; `classes (lines, most)` are the codes of those, and
+// `counts (lines)` how many there are.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    rank_classes(half_t *codes, half_t *classes, int *counts, index_t count, index_t pitch, index_t most) {
+    __shared__ Bitmap map;
+    index_t line = blockIdx.x;
+    codes += line * pitch, classes += line * most;
+    int all = map.fill(codes, count);
+    if (threadIdx.x == 0) counts[line] = all;
+    for (index_t n = threadIdx.x * EIGHT; n < pitch; n += THREADS * EIGHT) {
+        Codes some = *reinterpret_cast<const Codes *>(codes + n);
+#pragma unroll
+        for (int i = 0; i < EIGHT / 2; i++) {
+            // what stands behind the last point has some class too
+            unsigned low = min(map.rank(some.at(2 * i)), all - 1), high = min(map.rank(some.at(2 * i + 1)), all - 1);
+            some.word[i] = low | high << 16;
+        }
+        *reinterpret_cast<Codes *>(codes + n) = some;
+    }
+    for (int word = threadIdx.x; word < WORDS; word += THREADS) {
+        int place = int(map.before[word]);
+        for (unsigned left = map.bits[word]; left; left &= left - 1) classes[place++] = half_t(word * 32 + __ffs(left) - 1);
+    }
+}
+
+// The points of every line in order, `entries (lines, count)` of a code and an index, by counting those of every class,
+// `room` classes at a time; equal ones stand as they come.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    arrange(const half_t *codes, entry_t *entries, index_t count, index_t pitch, index_t room) {
+    extern __shared__ __align__(16) int places[];
+    __shared__ Bitmap map;
+    codes += blockIdx.x * pitch, entries += blockIdx.x * count;
+    int all = map.fill(codes, count), start = 0;
+    for (int first = 0; first < all; first += int(room)) {
+        int some = min(int(room), all - first);
+        __syncthreads();
+        for (int i = threadIdx.x; i < some; i += THREADS) places[i] = 0;
+        __syncthreads();
+        Bitmap::each(codes, count, [&](int, unsigned code) {
+            int i = map.rank(code) - first;
+            if (i >= 0 && i < some) atomicAdd(places + i, 1);
+        });
+        __syncthreads();
+        int share = (some + THREADS - 1) / THREADS, from = min(int(threadIdx.x) * share, some);
+        int to = min(from + share, some), mine = 0, total;
+        for (int i = from; i < to; i++) mine += places[i];
+        int sum = start + sum_before(mine, map.warps, total);
+        for (int i = from; i < to; i++) {
+            int here = places[i];
+            places[i] = sum;
+            sum += here;
+        }
+        start += total;
+        __syncthreads();
+        Bitmap::each(codes, count, [&](int n, unsigned code) {
+            int i = map.rank(code) - first;
+            if (i >= 0 && i < some) entries[atomicAdd(places + i, 1)] = entry_t(code) << INDEX | entry_t(n);
+        });
+    }
+}
+
+// ---- rounds
+
+// Which heads are walked at a time: their classes have no more than `room` rows together. `rounds (most + 1)` are the
+// first heads, and `offsets (heads, dims)` where the rows of a line begin.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    divide_rounds(const int *counts, index_t *offsets, int *rounds, index_t heads, index_t dims, index_t room,
+                  index_t most) {
+    __shared__ index_t sums[THREADS];
+    index_t used = 0, round = 0;
+    if (threadIdx.x == 0) rounds[0] = 0;
+    for (index_t first = 0; first < heads; first += THREADS) {
+        index_t h = first + threadIdx.x, sum = 0;
+        for (index_t d = 0; h < heads && d < dims; d++) sum += counts[h * dims + d];
+        __syncthreads();
+        sums[threadIdx.x] = sum;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            for (index_t i = 0; i < THREADS && first + i < heads; i++) {
+                index_t mine = sums[i];
+                if (used + mine > room) used = 0, rounds[++round] = int(first + i);
+                sums[i] = used;
+                used += mine;
+            }
+        }
+        __syncthreads();
+        index_t start = sums[threadIdx.x];
+        for (index_t d = 0; h < heads && d < dims; d++) {
+            offsets[h * dims + d] = start;
+            start += counts[h * dims + d];
+        }
+    }
+    if (threadIdx.x == 0) {
+        while (round < most) rounds[++round] = int(heads);
+    }
+}
