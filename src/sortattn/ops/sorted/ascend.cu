@@ -40,6 +40,28 @@ struct alignas(2 * VEC) Packed {
 };
 #endif
 
+// a row of the table
+#if SMALL
+typedef Packed Kept;
+typedef half_t kept_t;
+__device__ inline Row open(const Kept &kept) { return kept.row(); }
+__device__ inline Kept close(const Row &row) {
+    Kept kept;
+#if VEC == 1
+    kept.at = half_t(narrow(row.at[0], real(0)));
+#else
+#pragma unroll
+    for (int c = 0; c < VEC; c += 2) kept.at[c / 2] = narrow(row.at[c], row.at[c + 1]);
+#endif
+    return kept;
+}
+#else
+typedef Row Kept;
+typedef real kept_t;
+__device__ inline Row open(const Kept &kept) { return kept; }
+__device__ inline Kept close(const Row &row) { return row; }
+#endif
+
 // the keys of a line, or of a run of it, from one end or the other
 struct Keys {
     const entry_t *entries;
@@ -121,7 +143,8 @@ struct Walker {
     const Side &side;
     const char *rows;
     Scalars scalars;
-    real *table, *extras;
+    kept_t *table;
+    real *extras;
     int lane;
     real span;
 
@@ -180,7 +203,7 @@ struct Walker {
                        int (&passed)[NODES], real end, Wide &moments, const Numbers<real> &above, const Wide &total) {
         // where the sums of a class stand
         auto place_of = [&](int i) {
-            return reinterpret_cast<Row *>(table + (first + i * classes.step) * STRIDE + lane * VEC);
+            return reinterpret_cast<Kept *>(table + (first + i * classes.step) * STRIDE + lane * VEC);
         };
         constexpr bool ON_TOP = RATE && !DOWN;
         bool crossed = FOLDED && origin > real(0);
@@ -313,12 +336,12 @@ struct Walker {
             }
             int next = 0, due = taken ? station.classes[0].after : NEVER;
             Row old = {};
-            if (ON_TOP && taken) old = *place_of(before);
+            if (ON_TOP && taken) old = open(*place_of(before));
             auto write = [&]() {
                 Class to = station.classes[next];
                 Row sum = old;
                 // on its way
-                if (ON_TOP && next + 1 < taken) old = *place_of(before + next + 1);
+                if (ON_TOP && next + 1 < taken) old = open(*place_of(before + next + 1));
 #pragma unroll
                 for (int l = 0; l < SUMS; l++) {
 #pragma unroll
@@ -328,7 +351,7 @@ struct Walker {
                         if (ON_TOP) sum.at[c] += to.above[l] * above.at[l][c];
                     }
                 }
-                *place_of(before + next) = sum;
+                *place_of(before + next) = close(sum);
                 next++;
                 due = next < taken ? station.classes[next].after : NEVER;
             };
@@ -367,7 +390,7 @@ struct Walker {
                     for (int c = 0; c < VEC; c++) sum.at[c] += weight * row.at[c];
                     sum_extra += weight * scalars[keys.index(entry)];
                 }
-                *place_of(before + which) = sum;
+                *place_of(before + which) = close(sum);
                 if (lane == 0 && blockIdx.y == 0) extras[first + before + which] = sum_extra;
             }
         }
@@ -386,7 +409,7 @@ struct Walker {
 extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
     ascend(const entry_t *entries, const half_t *codes, const int *counts, const index_t *offsets, const int *rounds,
            const half_t *rows, const real *weights, const double *numbers, const double *taus, double tau,
-           double constant, real *table, real *extras, index_t round, index_t count, index_t dims, index_t most) {
+           double constant, kept_t *table, real *extras, index_t round, index_t count, index_t dims, index_t most) {
     extern __shared__ __align__(16) char shared[];
     Station *stations = reinterpret_cast<Station *>(shared);
     Shelf *shelves = reinterpret_cast<Shelf *>(stations + CREW);

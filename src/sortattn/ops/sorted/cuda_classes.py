@@ -22,6 +22,7 @@ _THREADS, _ROOM = 512, 40 << 10
 _TILE = 64
 # of a block that walks: warps, and parts of a run; rows on their way; blocks of a multiprocessor
 CREW, CELLS, RING, RESIDENT = 16, 4, 16, 1
+SMALL = 0
 # of a block that gathers: warps, and queries of each; blocks of a multiprocessor
 WARPS, QUERIES, GATHERING = 8, 8, 4
 _TYPES = {torch.float16: 0, torch.bfloat16: 1}
@@ -47,7 +48,7 @@ def attention(
     stride = parts * width
     rows = torch.nn.functional.pad(value, (0, stride - channels)) if stride > channels else value
     most, long = min(number, _MOST), int(count > _MOST)
-    half = (("BFLOAT", _TYPES[query.dtype]), ("LONG", long))
+    half = (("BFLOAT", _TYPES[query.dtype]), ("LONG", long), ("SMALL", SMALL))
     counting = (*half, ("THREADS", _THREADS))
     out = torch.empty(problems, number, channels, dtype=query.dtype, device=query.device)
     unfit = torch.zeros(problems, group, dtype=torch.int32, device=query.device)
@@ -57,7 +58,7 @@ def attention(
 
     pitches = [math.ceil(n / _TILE) * _TILE for n in (number, count)]
     each = dims * (2 * sum(pitches) + 2 * most + count * (8 if long else 4))
-    room_rows = (space // 2) // (4 * stride + 4)
+    room_rows = (space // 2) // ((2 if SMALL else 4) * stride + 4)
     together = room_rows // (dims * most)
     if not together:
         raise RuntimeError("no room")
@@ -93,7 +94,7 @@ def attention(
         launch.Kernel(CLASSES, "divide_rounds", counting)(
             (1,), _THREADS, counts, offsets, limits, heads, dims, capacity, rounds
         )
-        table = torch.empty(capacity, stride, dtype=torch.float32, device=query.device)
+        table = torch.empty(capacity, stride, dtype=query.dtype if SMALL else torch.float32, device=query.device)
         extras = torch.empty(capacity, dtype=torch.float32, device=query.device)
         extra = None if weight is None else weight[some].contiguous()
         fixed = isinstance(bandwidth, float)

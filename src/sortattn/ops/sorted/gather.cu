@@ -13,6 +13,17 @@ constexpr index_t STRIDE = index_t(PARTS) * WIDTH;
 struct alignas(VEC * sizeof(real)) Row {
     real at[VEC];
 };
+#if SMALL
+typedef half_t kept_t;
+struct alignas(2 * VEC) Kept {
+    half_t at[VEC];
+};
+__device__ inline real open(const Kept &kept, int c) { return widen(kept.at[c]); }
+#else
+typedef real kept_t;
+typedef Row Kept;
+__device__ inline real open(const Kept &kept, int c) { return kept.at[c]; }
+#endif
 // numbers of classes of neighbouring queries, as they are read
 struct alignas(2 * QUERIES) Some {
     unsigned word[QUERIES / 2];
@@ -27,7 +38,7 @@ __device__ inline real reciprocal(real total, real floor) {
 // Queries of the heads of a round: `out (heads, number, channels)`, the sums of their rows divided by those of the
 // extras, NaN in heads that are `unfit (heads, group)`. `ranks (heads, dims, pitch)` are the classes.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-    gather(const half_t *ranks, const index_t *offsets, const int *rounds, const real *table, const real *extras,
+    gather(const half_t *ranks, const index_t *offsets, const int *rounds, const kept_t *table, const real *extras,
            const int *unfit, half_t *out, index_t round, index_t number, index_t dims, index_t pitch, index_t channels,
            index_t each, double floor) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -54,18 +65,18 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
             int some = int(min(dims - several, index_t(32)));
 #pragma unroll 2
             for (int d = 0; d < some; d++) {
-                const char *line = rows + __shfl_sync(ALL, offset, d) * (STRIDE * sizeof(real));
-                Row row[QUERIES];
+                const char *line = rows + __shfl_sync(ALL, offset, d) * (STRIDE * sizeof(kept_t));
+                Kept row[QUERIES];
 #pragma unroll
                 for (int q = 0; q < QUERIES; q += 2) {
                     unsigned two = __shfl_sync(ALL, mine.word[q / 2], d);
-                    row[q] = *reinterpret_cast<const Row *>(line + (two & 0xffffu) * unsigned(STRIDE * sizeof(real)));
-                    row[q + 1] = *reinterpret_cast<const Row *>(line + (two >> 16) * unsigned(STRIDE * sizeof(real)));
+                    row[q] = *reinterpret_cast<const Kept *>(line + (two & 0xffffu) * unsigned(STRIDE * sizeof(kept_t)));
+                    row[q + 1] = *reinterpret_cast<const Kept *>(line + (two >> 16) * unsigned(STRIDE * sizeof(kept_t)));
                 }
 #pragma unroll
                 for (int q = 0; q < QUERIES; q++) {
 #pragma unroll
-                    for (int c = 0; c < VEC; c++) sum[q].at[c] += row[q].at[c];
+                    for (int c = 0; c < VEC; c++) sum[q].at[c] += open(row[q], c);
                 }
             }
         }
