@@ -14,6 +14,8 @@ from .lines import Bandwidth
 
 _HERE = Path(__file__).parent
 CLASSES, ASCEND, GATHER = (_HERE / f"{name}.cu" for name in ("classes", "ascend", "gather"))
+RELAX = _HERE / "relax.cu"
+BLOCKS = 1
 # coordinates that there can be
 _MOST = 1 << 16
 # threads of a block that counts; classes that it counts at a time
@@ -99,8 +101,17 @@ def attention(
         extra = None if weight is None else weight[some].contiguous()
         fixed = isinstance(bandwidth, float)
         taus, tau = (None, bandwidth) if fixed else (bandwidth[some].contiguous(), 0.0)
+        notes = None
+        if terms.rate and BLOCKS:
+            powers = terms.below.shape[1]
+            notes = torch.empty(min(lines, device.processors * RESIDENT) * parts * math.ceil(count / 32) * powers * (width + 1), dtype=torch.float32, device=query.device)
         for i in range(rounds):
-            launch.Kernel(ASCEND, "ascend", walking)(
+            if notes is not None:
+                launch.Kernel(RELAX, "relax", walking)(
+                    (min(lines, device.processors * RESIDENT), parts), 32 * CREW, entries, classes, counts, offsets,
+                    limits, rows[some], extra, numbers, taus, tau, notes, table, extras, i, count, dims, most)
+            else:
+              launch.Kernel(ASCEND, "ascend", walking)(
                 (min(lines, device.processors * RESIDENT), parts), 32 * CREW, entries, classes, counts, offsets,
                 limits, rows[some], extra, numbers, taus, tau, float(terms.constant), table, extras, i, count, dims,
                 most, shared=_shared(terms, width),
