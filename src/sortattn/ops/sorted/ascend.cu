@@ -1,39 +1,36 @@
-// The walk along lines of sixteen-bit coordinates, see classes.cu: sums for every class of queries, stored in a table.
+// The walk along lines of classes for piecewise polynomials: sums for every class of queries, stored in a table.
 //
-// A block has a line, its warps a run of it each: some of the sorted keys and the classes among them. At first all rows
-// are summed, run by run; then every run begins with what the runs before it give. Warps go by batches of at most
-// thirty-two classes and, at every node, thirty-two keys, as in walk.cu. A batch takes all keys before the first class
-// that has to wait, so it has either as many keys or as many classes as there can be.
-//
-// A kernel with an exponential has two sides. What keys above give is summed on the way down, within the run, as the
-// first sums are made; on the way up that of the runs above is added, which fades with the distance.
+// A block has a line, its warps a run of it each: some of the classes of keys and the classes of queries among them. At
+// first the rows of all classes of keys are summed, and of cells of these; then every run begins with what all cells
+// before it give. Warps go by batches of at most thirty-two classes of queries and, at every node, thirty-two keys (here
+// that is a class of them), as in walk.cu. A batch takes all keys before the first class that has to wait, so it has
+// either as many keys or as many classes as there can be.
 //
 // A folded line (see `kernels.Terms`; there is one node, and the kernel is linear) is walked at once: below zero it is
 // what all negative keys give at zero, and a class above zero sees all keys as if they were there.
 //
-// Macros: those of track.cu, for sums of what is below, of half.cu, CREW (warps of a block), CELLS (parts of a run whose
-// keys are summed by themselves) and RING (rows that a lane has on their way).
+// Macros: those of class_line.cu, CELLS (parts of a run whose keys are summed by themselves) and RESIDENT (blocks of a
+// multiprocessor).
 
 #include "class_line.cu"
 
-static_assert(sizeof(real) == 4 && !BOTH && !HALVES && FOLDED >= 0 && ADDED && !SLOPES, "sums of what is below");
+static_assert(!RATE && FOLDED >= 0, "polynomials");
 static_assert(!FOLDED || (NODES == 1 && POWERS == 2), "a folded line has a linear kernel");
 
-// A key of a list: what it gives to the sums, and on the way down to the moments of its run.
-constexpr int WEIGHTS = RATE ? 2 * SUMS : SUMS;
-struct alignas(WEIGHTS == 1 ? 8 : 16) Item {
-    real weight[WEIGHTS];
+// A key of a list, where the one RING before it has its weights.
+struct alignas(SUMS == 1 ? 8 : 16) Item {
+    real weight[SUMS];
     int index;
 };
-// A class of a list: what the sums give to it, and the keys above its run, and how many keys are before it.
-struct alignas(16) Class {
+// A class of a list: what the sums give to it, and how many keys are before it.
+struct alignas(8) Class {
     real weight[SUMS];
-    real above[RATE ? SUMS : 1];
     int after;
 };
 struct alignas(16) Station {
     Item items[32 * NODES + 2 * RING];
     Class classes[32];
+    int list[64];
 };
 
 typedef Numbers<double> Wide;
@@ -43,7 +40,7 @@ struct Shelf {
     double at[SUMS][VEC][32];
     double extra[SUMS];
 
-    __device__ void store(const Wide &sums, int lane) {
+    template <typename T> __device__ void store(const Numbers<T> &sums, int lane) {
 #pragma unroll
         for (int l = 0; l < SUMS; l++) {
 #pragma unroll
@@ -71,28 +68,22 @@ __device__ inline void add_all(Wide &sums, const Wide &other) {
 struct Walker {
     Station &station;
     const Side &side;
-    const char *rows;
-    Scalars scalars;
-    kept_t *table;
+    const Own &own;
+    Classes keys;
+    half_t *table;
     real *extras;
     int lane;
     real span;
 
-    __device__ Packed load(int index) const {
-        return *reinterpret_cast<const Packed *>(rows + index_t(unsigned(index)) * (STRIDE * 2));
-    }
-
     // Add the keys from `first` to `last` to sums, with weights that `weigh(place, weight)` finds.
-    template <typename F> __device__ void absorb(Wide &sums, const Keys &keys, int first, int last, F weigh) const {
+    template <typename F> __device__ void absorb(Wide &sums, int first, int last, F weigh) const {
         double extra[SUMS] = {};
         for (int n = first; n < last; n += 32) {
             bool there = n + lane < last;
-            entry_t entry = there ? keys.at(n + lane) : entry_t(0);
-            int index = keys.index(entry);
-            real scalar = there ? scalars[index] : real(0), weight[SUMS];
-            weigh(keys.place(entry), weight);
+            int index = min(n + lane, last - 1);
+            real scalar = there ? own.extras[index] : real(0), weight[SUMS];
+            weigh(keys.place(index), weight);
             __syncwarp();
-            station.items[lane].index = index;
 #pragma unroll
             for (int l = 0; l < SUMS; l++) {
                 station.items[lane].weight[l] = there ? weight[l] : real(0);
@@ -101,14 +92,8 @@ struct Walker {
             __syncwarp();
             Numbers<real> some;
             some.clear();
-#pragma unroll 1
-            for (int i = 0; i < 32 && n + i < last; i += RING) {
-                Packed row[RING];
-#pragma unroll
-                for (int k = 0; k < RING; k++) row[k] = load(station.items[i + k].index);
-#pragma unroll
-                for (int k = 0; k < RING; k++) add(some, station.items[i + k].weight, row[k].row());
-            }
+#pragma unroll 8
+            for (int i = 0; i < 32; i++) some.add_row(station.items[i].weight, own.row(min(n + i, last - 1)));
             sums.add_rows(some);
         }
         __syncwarp();
@@ -116,40 +101,22 @@ struct Walker {
         for (int l = 0; l < SUMS; l++) sums.extra[l] += sum_lanes(extra[l]);
     }
 
-    __device__ static void add(Numbers<real> &sum, const real *weight, const Row &row) {
-#pragma unroll
-        for (int l = 0; l < SUMS; l++) {
-#pragma unroll
-            for (int c = 0; c < VEC; c++) sum.at[l][c] += weight[l] * row.at[c];
-        }
-    }
-
-    // Go along some classes, from `origin` on, which `state` is around; `passed` are the keys passed at every node.
-    //
-    // DOWN, the moments of the keys around `end` are summed too. Up, the sums of what is above the run, `above` around
-    // its `end`, and what stands in the table are added. With FOLDED, `total` are the sums of all keys.
-    template <bool DOWN>
-    __device__ void go(const Keys &keys, const Classes &classes, index_t first, Wide &state, real &origin,
-                       int (&passed)[NODES], real end, Wide &moments, const Numbers<real> &above, const Wide &total) {
-        // where the sums of a class stand
-        auto place_of = [&](int i) {
-            return reinterpret_cast<Kept *>(table + (first + i * classes.step) * STRIDE + lane * VEC);
-        };
-        constexpr bool ON_TOP = RATE && !DOWN;
+    // Go along the classes from `at` to `end`, with the sums `state` around `origin`; `passed` are the keys passed at
+    // every node. With FOLDED, `total` are the sums of all keys.
+    __device__ void go(const Classes &classes, int at, int end, Wide &state, real origin, int (&passed)[NODES],
+                       const Wide &total) const {
         bool crossed = FOLDED && origin > real(0);
-        int at = 0;
-        real next_s;
-        entry_t next_key[NODES];
+        real next_s, next_t[NODES];
         auto fetch = [&]() {
-            next_s = at + lane < classes.count ? classes.place(at + lane) : infinity();
+            next_s = at + lane < end ? classes.place(at + lane) : infinity();
 #pragma unroll
             for (int j = 0; j < NODES; j++) {
                 int i = passed[j] + lane;
-                next_key[j] = i < keys.count ? keys.at(i) : entry_t(0);
+                next_t[j] = i < keys.count ? keys.place(i) : infinity();
             }
         };
         fetch();
-        while (at < classes.count) {
+        while (at < end) {
             real s = next_s, from = __shfl_sync(ALL, s, 0);
             if (from != origin) move_state(state, double(from) - double(origin), side.rate);
             origin = from;
@@ -160,16 +127,13 @@ struct Walker {
             }
             // beyond the last key the kernel is constant
             if (FOLDED && crossed && passed[0] == keys.count) state.clear(SUMS - 1);
-            bool wanted = at + lane < classes.count;
-            bool in = wanted && s - origin <= span && !(FOLDED && !crossed && s > real(0));
-            int rank[NODES], source[NODES], all = 0;
+            bool in = at + lane < end && s - origin <= span && !(FOLDED && !crossed && s > real(0));
+            int rank[NODES], all = 0;
             real t[NODES];
 #pragma unroll
             for (int j = 0; j < NODES; j++) {
-                bool there = passed[j] + lane < keys.count;
-                source[j] = keys.index(next_key[j]);
-                t[j] = there ? keys.place(next_key[j]) : infinity();
-                rank[j] = count_before(t[j], [&](real t) { return side.passed(j, !DOWN, s, t); });
+                t[j] = next_t[j];
+                rank[j] = count_before(t[j], [&](real t) { return side.passed(j, true, s, t); });
                 in = in && !(rank[j] == 32 && keys.count - passed[j] > 32);
                 all += rank[j];
             }
@@ -178,39 +142,24 @@ struct Walker {
             unsigned waiting = ~__ballot_sync(ALL, in);
             int taken = waiting ? __ffs(waiting) - 1 : 32;
             // whether a class waits for the next batch
-            bool more = taken < 32 && at + taken < classes.count;
+            bool more = taken < 32 && at + taken < end;
             in = lane < taken;
             unsigned few = COMPACT ? __ballot_sync(ALL, in && window <= FEW) : 0;
-            real factor[SUMS], slope[SUMS], fading[SUMS], extra = real(0);
+            real factor[SUMS], slope[SUMS], extra = real(0);
             side.factors(in ? s - origin : real(0), factor, slope, in ? real(1) : real(0));
-            if (ON_TOP) {
-                side.factors(in ? end - s : real(0), fading, slope, in ? real(1) : real(0));
-                if (in && blockIdx.y == 0) extra = extras[first + at + lane];
 #pragma unroll
-                for (int l = 0; l < SUMS; l++) extra += fading[l] * above.extra[l];
-            }
-#pragma unroll
-            for (int l = 0; l < SUMS; l++) {
-                extra += factor[l] * real(state.extra[l]);
-                station.classes[lane].weight[l] = factor[l];
-                if (ON_TOP) station.classes[lane].above[l] = fading[l];
-            }
-            station.classes[lane].after = all;
+            for (int l = 0; l < SUMS; l++) extra += factor[l] * real(state.extra[l]);
             int some[NODES], listed = 0;
 #pragma unroll
             for (int j = 0; j < NODES; j++) {
                 some[j] = __shfl_sync(ALL, rank[j], more ? taken : max(taken - 1, 0));
-                if (more) {
-                    // none so far behind the origin that the exponential is too large
-                    some[j] = min(some[j], __popc(__ballot_sync(ALL, t[j] + side.node[j] - origin <= span)));
-                    if (lane == taken) rank[j] = some[j];
-                }
+                if (more && lane == taken) rank[j] = some[j];
                 listed += some[j];
             }
 #pragma unroll
             for (int j = 0; j < NODES; j++) {
                 bool here = lane < some[j];
-                int where = lane;
+                int where = lane, source = passed[j] + lane;
                 if (NODES > 1) {
                     // the classes before it
                     int before = min(count_before(rank[j], [&](int rank) { return rank <= lane; }), taken);
@@ -223,9 +172,9 @@ struct Walker {
                         where += last < 0 ? 0 : others;
                     }
                 }
-                real weight[SUMS], scalar = here ? scalars[source[j]] : real(0);
+                real weight[SUMS], scalar = here ? own.extras[source] : real(0);
                 side.weights(j, here ? origin - t[j] - side.node[j] : real(0), weight, real(1), real(0));
-                if (here) station.items[where].index = source[j];
+                if (here) station.items[where].index = source;
 #pragma unroll
                 for (int l = 0; l < SUMS; l++) {
                     if (here) station.items[RING + where].weight[l] = weight[l];
@@ -234,29 +183,25 @@ struct Walker {
                     if (rank[j]) extra += factor[l] * part;
                     state.extra[l] += double(__shfl_sync(ALL, sum, 31));
                 }
-                if (RATE && DOWN) {
-                    side.weights(0, here ? t[j] - end : real(0), weight, real(1), real(0));
-#pragma unroll
-                    for (int l = 0; l < SUMS; l++) {
-                        if (here) station.items[RING + where].weight[WEIGHTS - SUMS + l] = weight[l];
-                        moments.extra[l] += double(sum_lanes(here ? scalar * weight[l] : real(0)));
-                    }
-                }
                 passed[j] += some[j];
             }
-            if (in && blockIdx.y == 0) extras[first + (at + lane) * classes.step] = extra;
+            if (in && blockIdx.y == 0) extras[at + lane] = extra;
+            real share = inverse(extra);
+#pragma unroll
+            for (int l = 0; l < SUMS; l++) station.classes[lane].weight[l] = share * factor[l];
+            station.classes[lane].after = all;
             int before = at;
             at += taken;
             fetch();
             for (int i = lane; i < 2 * RING; i += 32) station.items[listed + i].index = 0;
             if (lane < RING) {
 #pragma unroll
-                for (int l = 0; l < WEIGHTS; l++) station.items[listed + RING + lane].weight[l] = real(0);
+                for (int l = 0; l < SUMS; l++) station.items[listed + RING + lane].weight[l] = real(0);
             }
             __syncwarp();
 
-            Numbers<real> base, local, moment;
-            base.clear(), local.clear(), moment.clear();
+            Numbers<real> base, local;
+            base.clear(), local.clear();
             base.add_rows(state);
 #pragma unroll
             for (int l = 0; l < SUMS; l++) {
@@ -265,45 +210,34 @@ struct Walker {
                 for (int c = 0; c < VEC; c++) base.at[l][c] = __shfl_sync(ALL, base.at[l][c], lane);
             }
             int next = 0, due = taken ? station.classes[0].after : NEVER;
-            Row old = {};
-            if (ON_TOP && taken) old = open(*place_of(before));
             auto write = [&]() {
                 Class to = station.classes[next];
-                Row sum = old;
-                // on its way
-                if (ON_TOP && next + 1 < taken) old = open(*place_of(before + next + 1));
+                Row sum = {};
 #pragma unroll
                 for (int l = 0; l < SUMS; l++) {
 #pragma unroll
-                    for (int c = 0; c < VEC; c++) {
-                        real number = base.at[l][c] + local.at[l][c];
-                        sum.at[c] += to.weight[l] * number;
-                        if (ON_TOP) sum.at[c] += to.above[l] * above.at[l][c];
-                    }
+                    for (int c = 0; c < VEC; c++) sum.at[c] += to.weight[l] * (base.at[l][c] + local.at[l][c]);
                 }
-                *place_of(before + next) = close(sum);
+                store(before + next, sum);
                 next++;
                 due = next < taken ? station.classes[next].after : NEVER;
             };
             if (listed) {
-                Packed row[RING];
+                Row row[RING];
 #pragma unroll
-                for (int i = 0; i < RING; i++) row[i] = load(station.items[i].index);
+                for (int i = 0; i < RING; i++) row[i] = own.row(station.items[i].index);
                 for (int n = 0; n < listed; n += RING) {
 #pragma unroll
                     for (int i = 0; i < RING; i++) {
                         while (due <= n + i) write();
                         Item item = station.items[n + RING + i];
-                        Row numbers = row[i].row();
-                        row[i] = load(item.index);
-                        add(local, item.weight, numbers);
-                        if (RATE && DOWN) add(moment, item.weight + (WEIGHTS - SUMS), numbers);
+                        local.add_row(item.weight, row[i]);
+                        row[i] = own.row(item.index);
                     }
                 }
             }
             while (next < taken) write();
             state.add_rows(local);
-            if (RATE && DOWN) moments.add_rows(moment);
             __syncwarp();
             // little is left of the sums for a class with few keys in its window, which are summed one by one
             for (; COMPACT && few; few &= few - 1) {
@@ -313,17 +247,22 @@ struct Walker {
                 Row sum = {};
 #pragma unroll 4
                 for (int n = start; n < stop; n++) {
-                    entry_t entry = keys.at(n);
-                    real weight = side.value(spot, keys.place(entry));
-                    Row row = load(keys.index(entry)).row();
+                    real weight = side.value(spot, keys.place(n));
+                    Row row = own.row(n);
 #pragma unroll
                     for (int c = 0; c < VEC; c++) sum.at[c] += weight * row.at[c];
-                    sum_extra += weight * scalars[keys.index(entry)];
+                    sum_extra += weight * own.extras[n];
                 }
-                *place_of(before + which) = close(sum);
-                if (lane == 0 && blockIdx.y == 0) extras[first + before + which] = sum_extra;
+                real share = inverse(sum_extra);
+#pragma unroll
+                for (int c = 0; c < VEC; c++) sum.at[c] *= share;
+                store(before + which, sum);
+                if (lane == 0 && blockIdx.y == 0) extras[before + which] = sum_extra;
             }
         }
+    }
+    __device__ void store(int i, const Row &sum) const {
+        *reinterpret_cast<Packed *>(table + index_t(i) * STRIDE) = Packed::of(sum);
     }
 
     // A folded line at zero: all keys are seen from there on.
@@ -334,12 +273,12 @@ struct Walker {
     }
 };
 
-// The sums of every class of a line: rows `table (lines, classes, STRIDE)` and `extras (lines, classes)`, those of a line
-// from `offsets` on; the lines are those of the heads of a round.
+// Arguments as in relax.cu.
 extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
-    ascend(const entry_t *entries, const half_t *codes, const int *counts, const index_t *offsets, const int *rounds,
-           const half_t *rows, const real *weights, const double *numbers, const double *taus, double tau,
-           double constant, kept_t *table, real *extras, index_t round, index_t count, index_t dims, index_t most) {
+    ascend(const entry_t *entries, const half_t *key_codes, const int *key_counts, const index_t *key_offsets,
+           const half_t *codes, const int *counts, const index_t *offsets, const int *rounds, const half_t *values,
+           const real *weights, const double *numbers, const double *taus, double tau, real *rows, real *row_extras,
+           double constant, half_t *table, real *extras, index_t round, index_t count, index_t dims, index_t most, index_t key_most) {
     extern __shared__ __align__(16) char shared[];
     Station *stations = reinterpret_cast<Station *>(shared);
     Shelf *shelves = reinterpret_cast<Shelf *>(stations + CREW);
@@ -349,24 +288,18 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
         index_t p = line / dims;
         Side side;
         side.read(numbers, taus ? taus[p] : tau, true);
-        const entry_t *line_keys = entries + line * count;
-        const half_t *line_codes = codes + line * most;
-        real support = side.node[NODES - 1] - side.node[0];
-        real span = RATE ? real(4) / side.rate : COMPACT ? support / 4 : infinity();
-        Walker walker = {stations[warp],
-                         side,
-                         reinterpret_cast<const char *>(rows + p * count * STRIDE + blockIdx.y * WIDTH + lane * VEC),
-                         Scalars(weights, p * count),
-                         table + offsets[line] * STRIDE + blockIdx.y * WIDTH,
-                         extras + offsets[line],
-                         lane,
-                         span};
-        Keys keys(line_keys, int(count), false);
-        Classes classes(line_codes, counts[line], false);
+        const entry_t *line_entries = entries + line * count;
+        Classes keys = {key_codes + line * key_most, key_counts[line]}, classes = {codes + line * most, counts[line]};
+        Own own = {reinterpret_cast<const char *>(values + p * count * STRIDE + blockIdx.y * WIDTH + lane * VEC),
+                   rows + key_offsets[line] * STRIDE + blockIdx.y * WIDTH + lane * VEC, Scalars(weights, p * count),
+                   row_extras + key_offsets[line], lane};
+        Walker walker = {stations[warp], side, own, keys,
+                         table + offsets[line] * STRIDE + blockIdx.y * WIDTH + lane * VEC, extras + offsets[line], lane,
+                         COMPACT ? (side.node[NODES - 1] - side.node[0]) / 4 : infinity()};
         // a cell has whole batches, a run whole cells; the last ones may be empty
-        int cell = (int(count) + CREW * CELLS * 32 - 1) / (CREW * CELLS * 32) * 32, run = cell * CELLS;
-        int cells = (int(count) + cell - 1) / cell;
-        auto place = [&](int n) { return keys.place(keys.at(min(n, keys.count - 1))); };
+        int cell = (keys.count + CREW * CELLS * 32 - 1) / (CREW * CELLS * 32) * 32, run = cell * CELLS;
+        int cells = (keys.count + cell - 1) / cell;
+        auto place = [&](int n) { return keys.place(min(n, keys.count - 1)); };
         // the first class that has passed the first key of a run
         auto class_of = [&](int w) {
             if (w == 0) return 0;
@@ -375,134 +308,96 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
             return count_first(classes.count, lane,
                                [&](int i) { return !side.passed(NODES / 2, true, classes.place(i), t); });
         };
-        int first = class_of(warp), last = class_of(warp + 1);
-        // moments of keys from `begin` to `end`, which are below `origin`
-        auto sum_keys = [&](Wide &sums, int begin, int end, real origin) {
-            walker.absorb(sums, keys, begin, end, [&](real t, real(&weight)[SUMS]) {
-                real z = origin - t, power = RATE ? exponential(-side.rate * z) : real(1);
+        if (warp * run < keys.count) {
+            int begin = key_of(line_entries, int(count), warp * run, lane);
+            int end = (warp + 1) * run < keys.count ? key_of(line_entries, int(count), (warp + 1) * run, lane) : int(count);
+            // moments around the end of the cell
+            Numbers<real> sum_of_cell;
+            sum_of_cell.clear();
+            int here = min(warp * CELLS + CELLS, cells) - 1;
+            auto prepare = [&](int i, int rank) {
+                real z = place((rank / cell + 1) * cell) - keys.place(rank), power = real(1);
 #pragma unroll
-                for (int l = 0; l < SUMS; l++, power *= z) weight[l] = power;
-            });
-        };
-        Numbers<real> above;
-        Wide state, nothing;
-        int passed[NODES] = {};
-        nothing.clear(), above.clear(), state.clear();
-        if constexpr (RATE) {
-            int begin = min(warp * run, keys.count), end = min(begin + run, keys.count);
-            real low = place(begin), high = place(end);
-            // no class of the last run is above
-            if (end == keys.count && first < last) high = max(high, classes.place(last - 1));
-            Wide moments;
-            moments.clear();
-            // down, from the upper end
-            Keys down(line_keys + begin, end - begin, true);
-            Classes upper(line_codes + first, last - first, true);
-            real origin = upper.count ? upper.place(0) : -high;
-            walker.go<true>(down, upper, last - 1, state, origin, passed, -high, moments, above, nothing);
-            move_state(state, double(-low) - double(origin), side.rate);
-            walker.absorb(state, down, passed[0], down.count, [&](real t, real(&weight)[SUMS]) {
-                side.weights(0, -low - t, weight, real(1), real(0));
-            });
-            walker.absorb(moments, down, passed[0], down.count, [&](real t, real(&weight)[SUMS]) {
-                side.weights(0, high + t, weight, real(1), real(0));
-            });
-            shelves[warp].store(moments, lane);
-            shelves[CREW + warp].store(state, lane);
-            __syncthreads();
-            state.clear();
-            Wide part, sum;
-            for (int w = 0; w < warp; w++) {
-                shelves[w].load(part, lane);
-                move_state(state, double(place((w + 1) * run)) - double(place(w * run)), side.rate);
-                add_all(state, part);
-            }
-            sum.clear();
-            for (int w = CREW - 1; w > warp; w--) {
-                shelves[CREW + w].load(part, lane);
-                move_state(sum, double(place((w + 1) * run)) - double(place(w * run)), side.rate);
-                add_all(sum, part);
-            }
-            above.add_rows(sum);
-#pragma unroll
-            for (int l = 0; l < SUMS; l++) above.extra[l] = real(sum.extra[l]);
-            Keys up(line_keys + begin, end - begin, false);
-            Classes mine(line_codes + first, last - first, false);
-            // nothing is below the first run
-            origin = warp == 0 && mine.count ? mine.place(0) : low, passed[0] = 0;
-            walker.go<false>(up, mine, first, state, origin, passed, high, nothing, above, nothing);
-        } else {
-            Wide sums;
-            for (int c = warp * CELLS; c < min((warp + 1) * CELLS, cells); c++) {
-                sums.clear();
-                sum_keys(sums, c * cell, min((c + 1) * cell, keys.count), place((c + 1) * cell));
-                shelves[c].store(sums, lane);
-            }
-            __syncthreads();
-            // from the moments of a cell to those of all keys before it
-            if (warp == 0) {
-                sums.clear();
-                for (int c = 0; c < cells; c++) {
-                    Wide part;
-                    shelves[c].load(part, lane);
-                    __syncwarp();
-                    shelves[c].store(sums, lane);
-                    move_side<true, 0>(sums, double(place((c + 1) * cell)) - double(place(c * cell)), 0.0);
-                    add_all(sums, part);
-                }
-                shelves[cells].store(sums, lane);
-            }
-            __syncthreads();
-            // what all keys give at a place, and how many have been passed
-            auto begin = [&](real origin) {
-                state.clear();
-#pragma unroll 1
-                for (int j = 0; j < NODES; j++) {
-                    int some = count_first(keys.count, lane,
-                                           [&](int i) { return side.passed(j, true, origin, keys.place(keys.at(i))); });
-#pragma unroll
-                    for (int k = 0; k < NODES; k++) {
-                        if (k == j) passed[k] = some;
-                    }
-                    int whole = some / cell;
-                    Wide moments;
-                    shelves[whole].load(moments, lane);
-                    move_side<true, 0>(moments, double(origin) - double(side.node[j]) - double(place(whole * cell)), 0.0);
-#pragma unroll
-                    for (int l = 0; l < POWERS; l++) {
-#pragma unroll
-                        for (int i = l; i < POWERS; i++) {
-                            state.mix(l, moments.at[i - l], moments.extra[i - l],
-                                      double(side.below[j][i]) * binomial(i, l));
-                        }
-                    }
-                    walker.absorb(state, keys, whole * cell, some, [&](real t, real(&weight)[SUMS]) {
-                        side.weights(j, origin - t - side.node[j], weight, real(1), real(0));
-                    });
-                }
+                for (int l = 0; l < SUMS; l++, power *= z) walker.station.items[i].weight[l] = power;
             };
-            Shelf &zero = shelves[cells + 1];
+            collect(own, line_entries, begin, end, walker.station.list, prepare,
+                    [&](int i, int rank, const Row &sum, real extra) {
+                        if (rank / cell != here) {
+                            shelves[here].store(sum_of_cell, lane);
+                            sum_of_cell.clear();
+                            here = rank / cell;
+                        }
+                        Item item = walker.station.items[i];
+                        sum_of_cell.add_row(item.weight, sum);
+#pragma unroll
+                        for (int l = 0; l < SUMS; l++) sum_of_cell.extra[l] += item.weight[l] * extra;
+                    });
+            shelves[here].store(sum_of_cell, lane);
+        }
+        __syncthreads();
+        Wide state, sums;
+        int passed[NODES] = {};
+        // from the moments of a cell to those of all keys before it
+        if (warp == 0) {
+            sums.clear();
+            for (int c = 0; c < cells; c++) {
+                Wide part;
+                shelves[c].load(part, lane);
+                __syncwarp();
+                shelves[c].store(sums, lane);
+                move_side<true, 0>(sums, double(place((c + 1) * cell)) - double(place(c * cell)), 0.0);
+                add_all(sums, part);
+            }
+            shelves[cells].store(sums, lane);
+        }
+        __syncthreads();
+        // what all keys give at a place, and how many have been passed
+        auto begin = [&](real origin) {
+            state.clear();
+#pragma unroll 1
+            for (int j = 0; j < NODES; j++) {
+                int some = count_first(keys.count, lane,
+                                       [&](int i) { return side.passed(j, true, origin, keys.place(i)); });
+#pragma unroll
+                for (int k = 0; k < NODES; k++) {
+                    if (k == j) passed[k] = some;
+                }
+                int whole = some / cell;
+                shelves[whole].load(sums, lane);
+                move_side<true, 0>(sums, double(origin) - double(side.node[j]) - double(place(whole * cell)), 0.0);
+#pragma unroll
+                for (int l = 0; l < POWERS; l++) {
+#pragma unroll
+                    for (int i = l; i < POWERS; i++) {
+                        state.mix(l, sums.at[i - l], sums.extra[i - l], double(side.below[j][i]) * binomial(i, l));
+                    }
+                }
+                walker.absorb(state, whole * cell, some, [&](real t, real(&weight)[SUMS]) {
+                    side.weights(j, origin - t - side.node[j], weight, real(1), real(0));
+                });
+            }
+        };
+        Shelf &zero = shelves[cells + 1];
+        if (FOLDED) {
+            if (warp == 0) {
+                begin(real(0));
+                zero.store(state, lane);
+            }
+            __syncthreads();
+        }
+        int first = class_of(warp), last = class_of(warp + 1);
+        if (first < last) {
+            real origin = classes.place(first);
+            begin(origin);
+            Wide total;
+            shelves[cells].load(total, lane);
+            state.mix(0, total.at[0], total.extra[0], constant);
             if (FOLDED) {
-                if (warp == 0) {
-                    begin(real(0));
-                    zero.store(state, lane);
-                }
-                __syncthreads();
+                zero.load(sums, lane);
+                state.mix(0, sums.at[0], sums.extra[0], -1.0);
+                if (origin > real(0)) walker.bend(state, total, origin);
             }
-            if (first < last) {
-                real origin = classes.place(first);
-                begin(origin);
-                Wide total;
-                shelves[cells].load(total, lane);
-                state.mix(0, total.at[0], total.extra[0], constant);
-                if (FOLDED) {
-                    zero.load(nothing, lane);
-                    state.mix(0, nothing.at[0], nothing.extra[0], -1.0);
-                    if (origin > real(0)) walker.bend(state, total, origin);
-                }
-                Classes mine(line_codes + first, last - first, false);
-                walker.go<false>(keys, mine, first, state, origin, passed, real(0), nothing, above, total);
-            }
+            walker.go(classes, first, last, state, origin, passed, total);
         }
         __syncthreads();
     }

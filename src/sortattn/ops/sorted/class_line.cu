@@ -1,16 +1,21 @@
-// What the walks along lines of sixteen-bit coordinates have in common, see ascend.cu.
+// What the walks along lines of sixteen-bit coordinates have in common, see classes.cu: rows of the keys of every class
+// summed, and for every class of queries their means in a table of sixteen bits.
 //
-// Macros: those of track.cu and half.cu, and SMALL.
+// Macros: those of track.cu, for sums of what is below, half.cu, CREW (warps of a block), VALUES and RING (rows of values and
+// of sums that a lane has on their way).
 
 #include "half.cu"
 #include "track.cu"
 
-// a row as it is given, of a lane
+static_assert(sizeof(real) == 4 && !BOTH && !HALVES && ADDED && !SLOPES, "sums of what is below");
+
+// a row of values, or of the table, of a lane
 #if VEC == 1
 struct Packed {
     half_t at;
 
     __device__ Row row() const { return {widen(at)}; }
+    __device__ static Packed of(const Row &row) { return {half_t(narrow(row.at[0], real(0)))}; }
 };
 #else
 struct alignas(2 * VEC) Packed {
@@ -22,54 +27,101 @@ struct alignas(2 * VEC) Packed {
         for (int c = 0; c < VEC; c += 2) widen(at[c / 2], row.at[c], row.at[c + 1]);
         return row;
     }
-};
-#endif
-
-// a row of the table
-#if SMALL
-typedef Packed Kept;
-typedef half_t kept_t;
-__device__ inline Row open(const Kept &kept) { return kept.row(); }
-__device__ inline Kept close(const Row &row) {
-    Kept kept;
-#if VEC == 1
-    kept.at = half_t(narrow(row.at[0], real(0)));
-#else
+    __device__ static Packed of(const Row &row) {
+        Packed packed;
 #pragma unroll
-    for (int c = 0; c < VEC; c += 2) kept.at[c / 2] = narrow(row.at[c], row.at[c + 1]);
-#endif
-    return kept;
-}
-#else
-typedef Row Kept;
-typedef real kept_t;
-__device__ inline Row open(const Kept &kept) { return kept; }
-__device__ inline Kept close(const Row &row) { return row; }
-#endif
-
-// the keys of a line, or of a run of it, from one end or the other
-struct Keys {
-    const entry_t *entries;
-    int count, step;
-
-    __device__ Keys(const entry_t *entries, int count, bool down)
-        : entries(down ? entries + count - 1 : entries), count(count), step(down ? -1 : 1) {}
-    __device__ entry_t at(int i) const { return entries[i * step]; }
-    __device__ real place(entry_t entry) const {
-        real place = number_of(unsigned(entry >> INDEX));
-        return step < 0 ? -place : place;
+        for (int c = 0; c < VEC; c += 2) packed.at[c / 2] = narrow(row.at[c], row.at[c + 1]);
+        return packed;
     }
-    __device__ int index(entry_t entry) const { return int(entry & ((entry_t(1) << INDEX) - 1)); }
 };
+#endif
 
+// The classes of a line.
 struct Classes {
     const half_t *codes;
-    int count, step;
+    int count;
 
-    __device__ Classes(const half_t *codes, int count, bool down)
-        : codes(down ? codes + count - 1 : codes), count(count), step(down ? -1 : 1) {}
-    __device__ real place(int i) const {
-        real place = number_of(codes[i * step]);
-        return step < 0 ? -place : place;
-    }
+    __device__ real place(int i) const { return number_of(codes[i]); }
 };
+
+// A line as one lane sees it.
+struct Own {
+    // values, and the sums of every class of keys
+    const char *values;
+    real *rows;
+    Scalars scalars;
+    real *extras;
+    int lane;
+
+    __device__ Packed load(int index) const {
+        return *reinterpret_cast<const Packed *>(values + index_t(unsigned(index)) * (STRIDE * 2));
+    }
+    __device__ Row row(int i) const { return *reinterpret_cast<const Row *>(rows + index_t(i) * STRIDE); }
+};
+
+// What sums are multiplied with before they are rounded to sixteen bits: one over that of the weights. So a row of the
+// table is a mean of values, which fits.
+__device__ inline real inverse(real extra) { return extra < real(1.17549435e-38) ? real(0) : real(1) / extra; }
+
+// Sum the rows of classes of keys, from `entries[end - 1]` down to `entries[begin]`, and store them.
+//
+// `prepare(lane, rank)` is called for every key and `visit(i, rank, sum, extra)` for every class, with the lane of its
+// last key. `list` has room for 64 numbers.
+template <typename P, typename F>
+__device__ void collect(const Own &own, const entry_t *entries, int begin, int end, int *list, P prepare, F visit) {
+    constexpr entry_t MASK = (entry_t(1) << INDEX) - 1;
+    static_assert(32 % VALUES == 0, "a batch has whole rings");
+    int lane = own.lane;
+    if (begin >= end) return;
+    entry_t next = end - 1 - lane >= begin ? entries[end - 1 - lane] : entry_t(0);
+    list[lane] = int(next & MASK);
+    __syncwarp();
+    Packed ring[VALUES];
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) ring[i] = own.load(list[i]);
+    Row sum = {};
+    real carried = real(0);
+    for (int top = end, half = 0; top > begin; top -= 32, half ^= 32) {
+        bool there = top - 1 - lane >= begin;
+        int rank = int(next >> INDEX), index = int(next & MASK);
+        real scalar = there ? own.scalars[index] : real(0);
+        next = top - 33 - lane >= begin ? entries[top - 33 - lane] : entry_t(0);
+        // of the key below
+        int other = __shfl_sync(ALL, rank, (lane + 1) % 32), behind = __shfl_sync(ALL, int(next >> INDEX), 0);
+        if (lane == 31) other = behind;
+        bool ends = there && (top - 1 - lane == begin || other != rank);
+        unsigned mask = __ballot_sync(ALL, ends), before = mask & ((1u << lane) - 1);
+        // the sum of the weights of a class, at its last key
+        real all = scan(scalar, lane), start = __shfl_sync(ALL, all, before ? 31 - __clz(before) : 0);
+        real extra = before ? all - start : all + carried;
+        carried = __shfl_sync(ALL, all, 31) + (mask ? real(0) : carried);
+        real last = __shfl_sync(ALL, all, mask ? 31 - __clz(mask) : 0);
+        if (mask) carried -= last;
+        if (ends) own.extras[rank] = extra;
+        list[(half ^ 32) + lane] = int(next & MASK);
+        prepare(lane, rank);
+        __syncwarp();
+#pragma unroll 1
+        for (int part = 0; part < 32; part += VALUES) {
+#pragma unroll
+            for (int i = 0; i < VALUES; i++) {
+                Row row = ring[i].row();
+                ring[i] = own.load(list[(half + part + i + VALUES) % 64]);
+#pragma unroll
+                for (int c = 0; c < VEC; c++) sum.at[c] += row.at[c];
+                if (mask >> (part + i) & 1) {
+                    int which = __shfl_sync(ALL, rank, part + i);
+                    *reinterpret_cast<Row *>(own.rows + index_t(which) * STRIDE) = sum;
+                    visit(part + i, which, sum, __shfl_sync(ALL, extra, part + i));
+                    sum = {};
+                }
+            }
+        }
+        __syncwarp();
+    }
+}
+
+// Where the keys of a class begin.
+__device__ inline int key_of(const entry_t *entries, int count, int rank, int lane) {
+    return count_first(count, lane, [&](int i) { return int(entries[i] >> INDEX) < rank; });
+}

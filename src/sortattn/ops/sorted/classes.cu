@@ -26,15 +26,35 @@ extern "C" __global__ void __launch_bounds__(256)
     index_t rows = (count + TILE - 1) / TILE, columns = (dims + TILE - 1) / TILE;
     index_t first = blockIdx.x % rows * TILE, first_dim = blockIdx.x / rows % columns * TILE;
     index_t p = blockIdx.x / rows / columns;
-    for (int i = threadIdx.x; i < TILE * TILE; i += 256) {
-        index_t n = first + i / TILE, d = first_dim + i % TILE;
-        half_t bits = n < count && d < dims ? points[(p * count + n) * dims + d] : half_t(0);
+    auto put = [&](int row, int column, half_t bits) {
         if (unfit_bits(bits)) {
             for (index_t g = 0; g < group; g++) {
-                if (!each || n / each == g) atomicAdd(unfit + p * group + g, 1);
+                if (!each || (first + row) / each == g) atomicAdd(unfit + p * group + g, 1);
             }
         }
-        tile[i % TILE][i / TILE] = half_t(code_of(bits));
+        tile[column][row] = half_t(code_of(bits));
+    };
+    // two dimensions at a time, a warp a point
+    const half_t *start = points + (p * count + first) * dims + first_dim;
+    int column = threadIdx.x % 32 * 2;
+    bool even = dims % 2 == 0;
+    unsigned words[TILE / 8];
+#pragma unroll
+    for (int k = 0; k < TILE / 8; k++) {
+        int row = threadIdx.x / 32 + 8 * k;
+        const half_t *here = start + row * dims + column;
+        words[k] = 0;
+        if (first + row < count && first_dim + column < dims) {
+            if (even)
+                words[k] = *reinterpret_cast<const unsigned *>(here);
+            else
+                words[k] = here[0] | (first_dim + column + 1 < dims ? unsigned(here[1]) << 16 : 0u);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < TILE / 8; k++) {
+        int row = threadIdx.x / 32 + 8 * k;
+        put(row, column, half_t(words[k])), put(row, column + 1, half_t(words[k] >> 16));
     }
     __syncthreads();
     for (int i = threadIdx.x; i < TILE * TILE / 2; i += 256) {
@@ -45,15 +65,16 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// What is no finite number among the values of every head, `each` of them, for all of its group.
+// What is no finite number among the values of every head, `each` words of them, for all of its group.
 extern "C" __global__ void __launch_bounds__(256)
-    look(const half_t *values, int *unfit, index_t each, index_t group, index_t slices) {
+    look(const unsigned *values, int *unfit, index_t each, index_t group, index_t slices) {
     index_t p = blockIdx.x / slices, slice = blockIdx.x % slices, share = (each + slices - 1) / slices;
     bool found = false;
     values += p * each;
 #pragma unroll 8
     for (index_t i = slice * share + threadIdx.x; i < min((slice + 1) * share, each); i += 256) {
-        found = found || unfit_bits(values[i]);
+        unsigned word = values[i];
+        found = found || unfit_bits(half_t(word)) || unfit_bits(half_t(word >> 16));
     }
     if (!__syncthreads_or(found) || threadIdx.x) return;
     for (index_t g = 0; g < group; g++) atomicAdd(unfit + p * group + g, 1);
@@ -127,6 +148,13 @@ struct Bitmap {
         __syncthreads();
         return all;
     }
+    // the codes of all classes
+    __device__ void list(half_t *classes) const {
+        for (int word = threadIdx.x; word < WORDS; word += THREADS) {
+            int place = int(before[word]);
+            for (unsigned left = bits[word]; left; left &= left - 1) classes[place++] = half_t(word * 32 + __ffs(left) - 1);
+        }
+    }
     __device__ int rank(unsigned code) const {
         return int(before[code / 32]) + __popc(bits[code / 32] & ((1u << code % 32) - 1));
     }
@@ -151,20 +179,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
         *reinterpret_cast<Codes *>(codes + n) = some;
     }
-    for (int word = threadIdx.x; word < WORDS; word += THREADS) {
-        int place = int(map.before[word]);
-        for (unsigned left = map.bits[word]; left; left &= left - 1) classes[place++] = half_t(word * 32 + __ffs(left) - 1);
-    }
+    map.list(classes);
 }
 
-// The points of every line in order, `entries (lines, count)` of a code and an index, by counting those of every class,
-// `room` classes at a time; equal ones stand as they come.
+// The points of every line in order, `entries (lines, count)` of the number of a class and an index, by counting those of
+// every class, `room` classes at a time; equal ones stand as they come. Classes as in `rank_classes`.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    arrange(const half_t *codes, entry_t *entries, index_t count, index_t pitch, index_t room) {
+    arrange(const half_t *codes, entry_t *entries, half_t *classes, int *counts, index_t count, index_t pitch,
+            index_t most, index_t room) {
     extern __shared__ __align__(16) int places[];
     __shared__ Bitmap map;
     codes += blockIdx.x * pitch, entries += blockIdx.x * count;
     int all = map.fill(codes, count), start = 0;
+    map.list(classes + blockIdx.x * most);
+    if (threadIdx.x == 0) counts[blockIdx.x] = all;
     for (int first = 0; first < all; first += int(room)) {
         int some = min(int(room), all - first);
         __syncthreads();
@@ -188,40 +216,42 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         __syncthreads();
         Bitmap::each(codes, count, [&](int n, unsigned code) {
             int i = map.rank(code) - first;
-            if (i >= 0 && i < some) entries[atomicAdd(places + i, 1)] = entry_t(code) << INDEX | entry_t(n);
+            if (i >= 0 && i < some) entries[atomicAdd(places + i, 1)] = entry_t(first + i) << INDEX | entry_t(n);
         });
     }
 }
 
 // ---- rounds
 
-// Which heads are walked at a time: their classes have no more than `room` rows together. `rounds (most + 1)` are the
-// first heads, and `offsets (heads, dims)` where the rows of a line begin.
+// Which heads are walked at a time: their classes of queries have no more than `room` rows together, and those of keys
+// `key_room`. `rounds (most + 1)` are the first heads, and `offsets (heads, dims)` where the rows of a line begin.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    divide_rounds(const int *counts, index_t *offsets, int *rounds, index_t heads, index_t dims, index_t room,
-                  index_t most) {
-    __shared__ index_t sums[THREADS];
-    index_t used = 0, round = 0;
+    divide_rounds(const int *counts, const int *key_counts, index_t *offsets, index_t *key_offsets, int *rounds,
+                  index_t heads, index_t dims, index_t room, index_t key_room, index_t most) {
+    __shared__ index_t sums[THREADS], key_sums[THREADS];
+    index_t used = 0, key_used = 0, round = 0;
     if (threadIdx.x == 0) rounds[0] = 0;
     for (index_t first = 0; first < heads; first += THREADS) {
-        index_t h = first + threadIdx.x, sum = 0;
-        for (index_t d = 0; h < heads && d < dims; d++) sum += counts[h * dims + d];
+        index_t h = first + threadIdx.x, sum = 0, key_sum = 0;
+        for (index_t d = 0; h < heads && d < dims; d++) sum += counts[h * dims + d], key_sum += key_counts[h * dims + d];
         __syncthreads();
-        sums[threadIdx.x] = sum;
+        sums[threadIdx.x] = sum, key_sums[threadIdx.x] = key_sum;
         __syncthreads();
         if (threadIdx.x == 0) {
             for (index_t i = 0; i < THREADS && first + i < heads; i++) {
-                index_t mine = sums[i];
-                if (used + mine > room) used = 0, rounds[++round] = int(first + i);
-                sums[i] = used;
-                used += mine;
+                index_t mine = sums[i], key_mine = key_sums[i];
+                if (used + mine > room || key_used + key_mine > key_room) {
+                    used = key_used = 0, rounds[++round] = int(first + i);
+                }
+                sums[i] = used, key_sums[i] = key_used;
+                used += mine, key_used += key_mine;
             }
         }
         __syncthreads();
-        index_t start = sums[threadIdx.x];
+        sum = sums[threadIdx.x], key_sum = key_sums[threadIdx.x];
         for (index_t d = 0; h < heads && d < dims; d++) {
-            offsets[h * dims + d] = start;
-            start += counts[h * dims + d];
+            offsets[h * dims + d] = sum, key_offsets[h * dims + d] = key_sum;
+            sum += counts[h * dims + d], key_sum += key_counts[h * dims + d];
         }
     }
     if (threadIdx.x == 0) {

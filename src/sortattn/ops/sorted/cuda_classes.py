@@ -1,33 +1,63 @@
-"""Attention of 16-bit inputs on NVIDIA GPUs by classes of equal coordinates, see classes.cu, ascend.cu and gather.cu."""
+"""Attention of 16-bit inputs on NVIDIA GPUs by classes of equal coordinates, see classes.cu, relax.cu and ascend.cu."""
 
 import functools
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...cuda import launch
+from ...cuda.compile import Defines
 from ...kernels import Terms
 from . import room
 from .lines import Bandwidth
 
-_HERE = Path(__file__).parent
-CLASSES, ASCEND, GATHER = (_HERE / f"{name}.cu" for name in ("classes", "ascend", "gather"))
-RELAX = _HERE / "relax.cu"
-BLOCKS = 1
-# coordinates that there can be
-_MOST = 1 << 16
-# threads of a block that counts; classes that it counts at a time
-_THREADS, _ROOM = 512, 40 << 10
+CLASSES, RELAX, ASCEND, GATHER = (
+    Path(__file__).with_name(f"{name}.cu") for name in ("classes", "relax", "ascend", "gather")
+)
+# coordinates that there can be, and points whose indices have 16 bits
+_MOST, _SHORT = 1 << 16, 1 << 16
+# threads of a block that counts, and classes that it counts at a time
+_THREADS, _ROOM = 512, 24 << 10
 # points of a tile, as in classes.cu
 _TILE = 64
-# of a block that walks: warps, and parts of a run; rows on their way; blocks of a multiprocessor
-CREW, CELLS, RING, RESIDENT = 16, 4, 16, 1
-SMALL = 0
+# classes of a block of keys, as in relax.cu
+_KEYS = 32
+# of a block that walks: warps, and cells of a run; rows of values and of sums on their way; blocks of a multiprocessor
+CREW, CELLS, VALUES, RING, RESIDENT = 12, 5, 16, 8, 2
 # of a block that gathers: warps, and queries of each; blocks of a multiprocessor
-WARPS, QUERIES, GATHERING = 8, 8, 4
-_TYPES = {torch.float16: 0, torch.bfloat16: 1}
+WARPS, QUERIES, GATHERING = 8, 16, 2
+# channels of a warp, at most; words of values that a block looks at
+_WIDEST, _LOOK = 128, 1 << 14
+# how much room there is beside inputs and results, compared to the inputs in float32; and of that, for sums
+_SPACE, _SHARE = 2, 0.7
+
+
+class Plan(NamedTuple):
+    """How much there is room for."""
+
+    # heads whose points are counted and ordered at a time
+    groups: list[slice]
+    # rows for classes of queries and of keys that are there at a time, and for how many heads at least
+    rows: int
+    key_rows: int
+    together: int
+
+
+def plan(query: Tensor, value: Tensor) -> Plan | None:
+    """By the sizes of a call alone, as the number of classes stays on the GPU; None, if there is no room."""
+    (problems, number, dims), (_, count, channels) = query.shape, value.shape
+    most, key_most, stride = min(number, _MOST), min(count, _MOST), _stride(channels)
+    points = dims * (2 * (_pitch(number) + _pitch(count) + most + key_most) + count * _entry(count).itemsize)
+    space = max(room.WORKSPACE, 4 * problems * ((number + count) * dims + count * channels)) * _SPACE
+    # a row of sixteen bits or thirty-two, and an extra number
+    scale = space * _SHARE / (dims * (most * (2 * stride + 4) + key_most * (4 * stride + 4)))
+    if scale < 1:
+        return None
+    rows, key_rows = (int(scale * dims * n) for n in (most, key_most))
+    return Plan(room.groups(problems, points, int(space * (1 - _SHARE))), rows, key_rows, int(scale))
 
 
 def attention(
@@ -39,113 +69,157 @@ def attention(
     bandwidth: Bandwidth,
     group: int,
     floor: float,
-    space: int,
 ) -> Tensor:
-    """Normalised sums `(P, M, C)`, of queries `(P, group * M, D)`."""
-    (problems, number, dims), (_, count, channels) = query.shape, value.shape
+    """Normalised sums `(P, M, C)` of queries `(P, group * M, D)`, NaN in heads that are not all finite."""
     query, key, value = (part.contiguous() for part in (query, key, value))
-    device = room.device(query.device)
-    width = 32 if channels <= 32 else 64 if channels <= 64 else 128
-    parts = math.ceil(channels / width)
-    stride = parts * width
-    rows = torch.nn.functional.pad(value, (0, stride - channels)) if stride > channels else value
-    most, long = min(number, _MOST), int(count > _MOST)
-    half = (("BFLOAT", _TYPES[query.dtype]), ("LONG", long), ("SMALL", SMALL))
-    counting = (*half, ("THREADS", _THREADS))
-    out = torch.empty(problems, number, channels, dtype=query.dtype, device=query.device)
-    unfit = torch.zeros(problems, group, dtype=torch.int32, device=query.device)
-    numbers = _table((*terms.nodes.tolist(), *terms.below.flatten().tolist(), terms.rate), query.device)
-    walking = (*half, *_walking(terms, width, parts))
-    gathering = (*half, ("VEC", width // 32), ("PARTS", parts), ("WARPS", WARPS), ("QUERIES", QUERIES))
-
-    pitches = [math.ceil(n / _TILE) * _TILE for n in (number, count)]
-    each = dims * (2 * sum(pitches) + 2 * most + count * (8 if long else 4))
-    room_rows = (space // 2) // ((2 if SMALL else 4) * stride + 4)
-    together = room_rows // (dims * most)
-    if not together:
-        raise RuntimeError("no room")
-    for some in room.groups(problems, each, space // 2):
-        heads = some.stop - some.start
-        lines = heads * dims
-        codes = [torch.empty(lines, pitch, dtype=torch.int16, device=query.device) for pitch in pitches]
-        for points, code, pitch, share in zip((query, key), codes, pitches, (number // group, 0), strict=True):
-            n = points.shape[1]
-            launch.Kernel(CLASSES, "spread", counting)(
-                (heads * math.ceil(n / _TILE) * math.ceil(dims / _TILE),), 256, points[some], code, unfit[some], n,
-                dims, pitch, group, share,
-            )  # fmt: skip
-        slices = math.ceil(count * channels / (1 << 15))
-        launch.Kernel(CLASSES, "look", counting)(
-            (heads * slices,), 256, value[some], unfit[some], count * channels, group, slices
-        )
-        ranks, classes = codes[0], torch.empty(lines, most, dtype=torch.int16, device=query.device)
-        counts = torch.empty(lines, dtype=torch.int32, device=query.device)
-        launch.Kernel(CLASSES, "rank_classes", counting)(
-            (lines,), _THREADS, ranks, classes, counts, number, pitches[0], most
-        )
-        entries = torch.empty(lines, count, dtype=torch.int64 if long else torch.int32, device=query.device)
-        places = min(count, _ROOM)
-        launch.Kernel(CLASSES, "arrange", counting)(
-            (lines,), _THREADS, codes[1], entries, count, pitches[1], places, shared=4 * places
-        )
-        del codes
-        rounds = math.ceil(heads / together)
-        limits = torch.empty(rounds + 1, dtype=torch.int32, device=query.device)
-        offsets = torch.empty(lines, dtype=torch.int64, device=query.device)
-        capacity = min(room_rows, lines * most)
-        launch.Kernel(CLASSES, "divide_rounds", counting)(
-            (1,), _THREADS, counts, offsets, limits, heads, dims, capacity, rounds
-        )
-        table = torch.empty(capacity, stride, dtype=query.dtype if SMALL else torch.float32, device=query.device)
-        extras = torch.empty(capacity, dtype=torch.float32, device=query.device)
-        extra = None if weight is None else weight[some].contiguous()
-        fixed = isinstance(bandwidth, float)
-        taus, tau = (None, bandwidth) if fixed else (bandwidth[some].contiguous(), 0.0)
-        notes = None
-        if terms.rate and BLOCKS:
-            powers = terms.below.shape[1]
-            notes = torch.empty(min(lines, device.processors * RESIDENT) * parts * math.ceil(count / 32) * powers * (width + 1), dtype=torch.float32, device=query.device)
-        for i in range(rounds):
-            if notes is not None:
-                launch.Kernel(RELAX, "relax", walking)(
-                    (min(lines, device.processors * RESIDENT), parts), 32 * CREW, entries, classes, counts, offsets,
-                    limits, rows[some], extra, numbers, taus, tau, notes, table, extras, i, count, dims, most)
-            else:
-              launch.Kernel(ASCEND, "ascend", walking)(
-                (min(lines, device.processors * RESIDENT), parts), 32 * CREW, entries, classes, counts, offsets,
-                limits, rows[some], extra, numbers, taus, tau, float(terms.constant), table, extras, i, count, dims,
-                most, shared=_shared(terms, width),
-            )  # fmt: skip
-            launch.Kernel(GATHER, "gather", gathering)(
-                (min(heads * math.ceil(number / WARPS / QUERIES), device.processors * GATHERING), parts), 32 * WARPS,
-                ranks, offsets, limits, table, extras, unfit[some], out[some], i, number, dims, pitches[0], channels,
-                number // group, floor,
-            )  # fmt: skip
+    problems, number, _ = query.shape
+    out = torch.empty(problems, number, value.shape[2], dtype=query.dtype, device=query.device)
+    planned = plan(query, value)
+    given = (query, key, value, weight, bandwidth, out)
+    with torch.cuda.device(query.device):
+        for some in planned.groups:
+            parts = (part[some].contiguous() if isinstance(part, Tensor) else part for part in given)
+            _attend(*parts, terms, group, floor, planned)
     return out
 
 
-def _walking(terms: Terms, width: int, parts: int):
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor | None,
+    bandwidth: Bandwidth,
+    out: Tensor,
+    terms: Terms,
+    group: int,
+    floor: float,
+    planned: Plan,
+) -> None:
+    """The same for some heads, into `out`."""
+    (heads, number, dims), (_, count, channels) = query.shape, value.shape
+    lines, most, key_most = heads * dims, min(number, _MOST), min(count, _MOST)
+    stride = _stride(channels)
+    width = min(stride, _WIDEST)
+    parts = stride // width
+    processors = room.device(query.device).processors
+    half = (("BFLOAT", int(query.dtype == torch.bfloat16)), ("LONG", int(count > _SHORT)))
+    counting = (*half, ("THREADS", _THREADS))
+
+    def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=query.device)
+
+    unfit = torch.zeros(heads, group, dtype=torch.int32, device=query.device)
+    values = torch.nn.functional.pad(value, (0, stride - channels)) if stride > channels else value
+    words = count * stride // 2
+    slices = math.ceil(words / _LOOK)
+    launch.Kernel(CLASSES, "look", counting)((heads * slices,), 256, values, unfit, words, group, slices)
+
+    def codes(points: Tensor, each: int) -> Tensor:
+        found = empty(lines, _pitch(points.shape[1]), dtype=torch.int16)
+        launch.Kernel(CLASSES, "spread", counting)(
+            (heads * math.ceil(points.shape[1] / _TILE) * math.ceil(dims / _TILE),), 256, points, found, unfit,
+            points.shape[1], dims, found.shape[1], group, each,
+        )  # fmt: skip
+        return found
+
+    # the numbers of their classes take the place of the codes of queries
+    ranks, classes, counts = codes(query, number // group), empty(lines, most, dtype=torch.int16), empty(lines, dtype=torch.int32)
+    launch.Kernel(CLASSES, "rank_classes", counting)(
+        (lines,), _THREADS, ranks, classes, counts, number, ranks.shape[1], most
+    )
+    points, places = codes(key, 0), min(count, _ROOM)
+    entries, key_classes, key_counts = (
+        empty(lines, count, dtype=_entry(count)), empty(lines, key_most, dtype=torch.int16), empty(lines, dtype=torch.int32)
+    )  # fmt: skip
+    launch.Kernel(CLASSES, "arrange", counting)(
+        (lines,), _THREADS, points, entries, key_classes, key_counts, count, points.shape[1], key_most, places,
+        shared=4 * places,
+    )  # fmt: skip
+    del points
+    rounds = math.ceil(heads / planned.together)
+    capacity, key_capacity = min(planned.rows, lines * most), min(planned.key_rows, lines * key_most)
+    limits, offsets, key_offsets = (
+        empty(rounds + 1, dtype=torch.int32), empty(lines, dtype=torch.int64), empty(lines, dtype=torch.int64)
+    )  # fmt: skip
+    launch.Kernel(CLASSES, "divide_rounds", counting)(
+        (1,), _THREADS, counts, key_counts, offsets, key_offsets, limits, heads, dims, capacity, key_capacity, rounds
+    )
+    table, extras = empty(capacity, stride, dtype=query.dtype), empty(capacity, dtype=torch.float32)
+    rows, row_extras = (empty(key_capacity, *more, dtype=torch.float32) for more in ((stride,), ()))
+    blocks = min(lines, processors * RESIDENT)
+    tau = bandwidth if isinstance(bandwidth, float) else 0.0
+    if terms.rate:
+        source, entry = RELAX, "relax"
+        shelf = terms.below.shape[1] * (width + 1)
+        special = empty(blocks * parts * math.ceil(key_most / _KEYS) * shelf, dtype=torch.float32)
+    else:
+        source, entry, special = ASCEND, "ascend", float(terms.constant)
+    walk = launch.Kernel(source, entry, (*half, *walking(terms, width, parts)))
+    gather = launch.Kernel(GATHER, "gather", (*half, *gathering(width, parts)))
+    for i in range(rounds):
+        walk(
+            (blocks, parts), 32 * CREW, entries, key_classes, key_counts, key_offsets, classes, counts, offsets, limits,
+            values, weight, _table(terms, query.device), None if tau else bandwidth, tau, rows, row_extras, special, table,
+            extras, i, count, dims, most, key_most, shared=_shared(terms, width),
+        )  # fmt: skip
+        gather(
+            (min(heads * math.ceil(number / WARPS / QUERIES), processors * GATHERING), parts), 32 * WARPS, ranks,
+            offsets, limits, table, extras, unfit, out, i, number, dims, ranks.shape[1], channels,
+            number // group, floor,
+        )  # fmt: skip
+
+
+def _pitch(points: int) -> int:
+    """Room for the codes of a line: whole tiles."""
+    return _whole(points, _TILE)
+
+
+def _stride(channels: int) -> int:
+    """Channels of a row of sums: 32, or 64, or so many times 128."""
+    return 32 if channels <= 32 else 64 if channels <= 64 else _whole(channels, _WIDEST)
+
+
+def _entry(count: int) -> torch.dtype:
+    """For the number of a class and an index."""
+    return torch.int64 if count > _SHORT else torch.int32
+
+
+def walking(terms: Terms, width: int, parts: int) -> Defines:
+    """The macros of relax.cu and ascend.cu."""
     nodes, powers = terms.below.shape
     return (
         ("REAL", "float"), ("VEC", width // 32), ("PARTS", parts), ("NODES", nodes), ("POWERS", powers), ("HALVES", 0),
         ("RATE", int(terms.rate > 0)), ("BOTH", 0), ("COMPACT", int(terms.compact)), ("FOLDED", terms.folded),
         ("PRODUCTS", 0), ("SLOPES", 0), ("ORDERED", 0), ("CHUNK", 8), ("PASSING", 0), ("RESIDENT", RESIDENT),
-        ("CREW", CREW), ("CELLS", CELLS), ("RING", RING),
+        ("CREW", CREW), ("CELLS", CELLS), ("VALUES", VALUES), ("RING", RING),
     )  # fmt: skip
 
 
+def gathering(width: int, parts: int) -> Defines:
+    """The macros of gather.cu."""
+    return ("VEC", width // 32), ("PARTS", parts), ("WARPS", WARPS), ("QUERIES", QUERIES)
+
+
 def _shared(terms: Terms, width: int) -> int:
-    """The shared memory of a block that walks, as in ascend.cu."""
+    """The shared memory of a block that walks: stations and shelves, as in relax.cu and ascend.cu."""
     nodes, powers = terms.below.shape
-    exponential = terms.rate > 0
-    weights = 2 * powers if exponential else powers
-    item = 8 if weights == 1 else 16 * math.ceil((4 * weights + 4) / 16)
-    target = 16 * math.ceil((4 * powers + 4 * (powers if exponential else 1) + 4) / 16)
-    station = (32 * nodes + 2 * RING) * item + 32 * target
-    shelves = 2 * CREW if exponential else CREW * CELLS + 2
-    return CREW * station + shelves * powers * (width + 1) * 8
+    numbers = powers * (width + 1)
+    if terms.rate:
+        station = _KEYS * 8 * powers + 32 * _whole(8 * powers + 4, 16) + 64 * 4
+        return CREW * (_whole(station, 16) + 2 * 4 * numbers)
+    item = 8 if powers == 1 else _whole(4 * powers + 4, 16)
+    station = (32 * nodes + 2 * RING) * item + 32 * _whole(4 * powers + 4, 8) + 64 * 4
+    return CREW * _whole(station, 16) + (CREW * CELLS + 2) * 8 * numbers
+
+
+def _whole(size: int, unit: int) -> int:
+    return math.ceil(size / unit) * unit
+
+
+def _table(terms: Terms, device: torch.device) -> Tensor:
+    return _numbers((*terms.nodes.tolist(), *terms.below.flatten().tolist(), terms.rate), device)
 
 
 @functools.lru_cache(maxsize=256)
-def _table(numbers: tuple[float, ...], device: torch.device) -> Tensor:
+def _numbers(numbers: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64, device=device)

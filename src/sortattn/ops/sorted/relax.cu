@@ -1,25 +1,25 @@
-// The walk of ascend.cu for kernels with an exponential, whose keys above count as those below do.
+// The walk along lines of classes for kernels with an exponential, whose keys above count as those below do.
 //
-// Keys go by blocks of thirty-two. On the way down, a run of blocks by itself, what is above each block is left in
-// `notes`; the sums of whole runs are then exchanged. On the way up the rows of a block are in registers: all of its
-// keys are above at first, and join those below one by one as classes pass them. In a block that reaches so far that
-// digits would be lost, keys are weighed for each class by itself.
+// A block has a line, its warps a run of it each. Classes of keys go by blocks of thirty-two. On the way down, as their
+// rows are summed, what is above the beginning of each block within the run is left in `notes`; the sums of whole runs
+// are then exchanged. On the way up all keys of a block are above at first, and join those below one by one as classes
+// of queries pass them. In a block that reaches so far that digits would be lost, keys are weighed for each class.
 //
-// Macros: those of class_line.cu, and CREW (warps of a block).
+// Macros: those of class_line.cu and RESIDENT (blocks of a multiprocessor).
 
 #include "class_line.cu"
 
-static_assert(sizeof(real) == 4 && RATE && !BOTH && !HALVES && NODES == 1, "a single node with an exponential");
+static_assert(RATE && NODES == 1, "a single node with an exponential");
 
 constexpr int KEYS = 32;
+typedef Numbers<real> Sums;
 
-// A key: what it gives to the sums below and above, and the index of the one a block behind it.
-struct alignas(16) Item {
+// A class of keys: what it gives to the sums below and above.
+struct alignas(8) Item {
     real below[SUMS];
     real above[SUMS];
-    int index;
 };
-// A class: what it is given by those sums, and how many keys of the block it has passed.
+// A class of queries: what it is given by those sums, and how many keys of the block it has passed.
 struct alignas(16) Class {
     real below[SUMS];
     real above[SUMS];
@@ -28,9 +28,8 @@ struct alignas(16) Class {
 struct Station {
     Item items[KEYS];
     Class classes[32];
+    int list[64];
 };
-
-typedef Numbers<real> Sums;
 
 struct Shelf {
     real at[SUMS][VEC][32];
@@ -81,34 +80,36 @@ __device__ inline void add(Sums &sum, const real *weight, const Row &row, real s
     }
 }
 
-// Arguments as in ascend.cu; `notes (blocks of the grid, channel blocks, blocks of keys, shelf)`.
+// For every class of queries the sum of the weights, `extras`, and the mean of the rows, in the table, those of a line
+// from `offsets` on; for the lines of the heads of a round. `rows` and `row_extras` are for the sums of classes of keys,
+// from `key_offsets` on; `notes (blocks of the grid, channel blocks, blocks of keys)`.
 extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
-    relax(const entry_t *entries, const half_t *codes, const int *counts, const index_t *offsets, const int *rounds,
-          const half_t *rows, const real *weights, const double *numbers, const double *taus, double tau, Shelf *notes,
-          kept_t *table, real *extras, index_t round, index_t count, index_t dims, index_t most) {
-    __shared__ Station stations[CREW];
-    __shared__ Shelf shelves[2 * CREW];
+    relax(const entry_t *entries, const half_t *key_codes, const int *key_counts, const index_t *key_offsets,
+          const half_t *codes, const int *counts, const index_t *offsets, const int *rounds, const half_t *values,
+          const real *weights, const double *numbers, const double *taus, double tau, real *rows, real *row_extras,
+          Shelf *notes, half_t *table, real *extras, index_t round, index_t count, index_t dims, index_t most, index_t key_most) {
+    extern __shared__ __align__(16) char shared[];
+    Station *stations = reinterpret_cast<Station *>(shared);
+    Shelf *shelves = reinterpret_cast<Shelf *>(stations + CREW);
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Station &station = stations[warp];
     index_t stop = rounds[round + 1] * dims;
-    int total = int(count), blocks = (total + KEYS - 1) / KEYS, run = (blocks + CREW - 1) / CREW;
-    notes += (blockIdx.x * gridDim.y + blockIdx.y) * index_t(blocks);
+    notes += (blockIdx.x * gridDim.y + blockIdx.y) * ((key_most + KEYS - 1) / KEYS);
     for (index_t line = rounds[round] * dims + blockIdx.x; line < stop; line += gridDim.x) {
         index_t p = line / dims;
         Side side;
         side.read(numbers, taus ? taus[p] : tau, true);
-        Keys keys(entries + line * count, total, false);
-        Classes classes(codes + line * most, counts[line], false);
-        Scalars scalars(weights, p * count);
-        const char *own = reinterpret_cast<const char *>(rows + p * count * STRIDE + blockIdx.y * WIDTH + lane * VEC);
-        auto load = [&](int index) {
-            return *reinterpret_cast<const Packed *>(own + index_t(unsigned(index)) * (STRIDE * 2));
-        };
-        kept_t *sums_of = table + offsets[line] * STRIDE + blockIdx.y * WIDTH + lane * VEC;
+        const entry_t *line_entries = entries + line * count;
+        Classes keys = {key_codes + line * key_most, key_counts[line]}, classes = {codes + line * most, counts[line]};
+        Own own = {reinterpret_cast<const char *>(values + p * count * STRIDE + blockIdx.y * WIDTH + lane * VEC),
+                   rows + key_offsets[line] * STRIDE + blockIdx.y * WIDTH + lane * VEC, Scalars(weights, p * count),
+                   row_extras + key_offsets[line], lane};
+        half_t *sums_of = table + offsets[line] * STRIDE + blockIdx.y * WIDTH + lane * VEC;
         real *extra_of = extras + offsets[line];
+        int total = keys.count, blocks = (total + KEYS - 1) / KEYS, run = (blocks + CREW - 1) / CREW;
         // where a block begins, and behind the last one all that comes
-        real top = max(keys.place(keys.at(total - 1)), classes.place(classes.count - 1));
-        auto place = [&](int block) { return block < blocks ? keys.place(keys.at(block * KEYS)) : top; };
+        real top = max(keys.place(total - 1), classes.place(classes.count - 1));
+        auto place = [&](int block) { return block < blocks ? keys.place(block * KEYS) : top; };
         // the first class that has passed the first key of a block
         auto class_of = [&](int block) {
             if (block == 0) return 0;
@@ -122,49 +123,34 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
         // down: what is above each block, and all of the run, seen from both its ends
         Sums above, below;
         above.clear(), below.clear();
-        entry_t next_key = 0;
-        auto fetch = [&](int block) {
-            int i = block * KEYS + lane;
-            next_key = block >= 0 && block < blocks && i < total ? keys.at(i) : entry_t(0);
-        };
-        fetch(last - 1);
-        real behind = high, start = first < last ? place(last - 1) : low;
-        for (int block = last - 1; block >= first; block--) {
-            bool there = block * KEYS + lane < total;
-            entry_t key = next_key;
-            real t = there ? keys.place(key) : start, origin = start;
-            int index = keys.index(key);
-            real scalar = there ? scalars[index] : real(0);
-            fetch(block - 1);
-            start = block > first ? place(block - 1) : origin;
-            real near[SUMS], far[SUMS], share = there ? real(1) : real(0);
-            side.weights(0, t - origin, near, share, real(0));
-            side.weights(0, high - t, far, share, real(0));
-            __syncwarp();
-            station.items[lane].index = index;
-#pragma unroll
-            for (int l = 0; l < SUMS; l++) station.items[lane].above[l] = near[l], station.items[lane].below[l] = far[l];
-            __syncwarp();
-            notes[block].store(above, lane);
-            fade_sums(above, behind - origin, side.rate);
-            behind = origin;
-#pragma unroll 1
-            for (int i = 0; i < KEYS; i += RING) {
-                Packed row[RING];
-#pragma unroll
-                for (int k = 0; k < RING; k++) row[k] = load(station.items[i + k].index);
-#pragma unroll
-                for (int k = 0; k < RING; k++) {
-                    Row numbers = row[k].row();
-                    add(above, station.items[i + k].above, numbers);
-                    add(below, station.items[i + k].below, numbers);
+        int block = last - 1;
+        real origin = block >= 0 ? place(block) : low;
+        if (first < last) {
+            int begin = key_of(line_entries, int(count), first * KEYS, lane);
+            int end = last < blocks ? key_of(line_entries, int(count), last * KEYS, lane) : int(count);
+            auto prepare = [&](int i, int rank) {
+                real t = keys.place(rank), from = keys.place(rank / KEYS * KEYS);
+                side.weights(0, t - from, station.items[i].above, real(1), real(0));
+                side.weights(0, high - t, station.items[i].below, real(1), real(0));
+            };
+            collect(own, line_entries, begin, end, station.list, prepare, [&](int i, int rank, const Row &sum, real extra) {
+                if (rank / KEYS != block) {
+                    notes[block].store(above, lane);
+                    block = rank / KEYS;
+                    real from = place(block);
+                    fade_sums(above, origin - from, side.rate);
+                    origin = from;
                 }
-            }
+                Item item = station.items[i];
+                add(above, item.above, sum);
+                add(below, item.below, sum);
 #pragma unroll
-            for (int l = 0; l < SUMS; l++) {
-                above.extra[l] += sum_lanes(scalar * near[l]);
-                below.extra[l] += sum_lanes(scalar * far[l]);
-            }
+                for (int l = 0; l < SUMS; l++) {
+                    above.extra[l] += item.above[l] * extra;
+                    below.extra[l] += item.below[l] * extra;
+                }
+            });
+            notes[first].store(above, lane);
         }
         shelves[warp].store(below, lane);
         shelves[CREW + warp].store(above, lane);
@@ -183,53 +169,46 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
             add_all(above, part);
         }
 
-        // up: block by block, the rows of the next one on their way
-        Packed row[KEYS];
-        fetch(first);
+        // up: block by block, with rows on their way
+        auto row_of = [&](int i) { return own.row(min(i, total - 1)); };
+        Row ring[RING];
 #pragma unroll
-        for (int i = 0; i < KEYS; i++) row[i] = load(__shfl_sync(ALL, keys.index(next_key), i));
+        for (int i = 0; i < RING; i++) ring[i] = row_of(first * KEYS + i);
         int at = class_of(first), end = class_of(last);
         real next = low;
         Sums ahead;
         ahead.clear();
         if (first < last) notes[first].load(ahead, lane);
         real next_s = at + lane < end ? classes.place(at + lane) : infinity();
-        for (int block = first; block < last; block++) {
-            bool there = block * KEYS + lane < total;
-            entry_t key = next_key;
-            real origin = next, t = there ? keys.place(key) : infinity();
-            int index = keys.index(key);
-            real scalar = there ? scalars[index] : real(0);
+        for (block = first; block < last; block++) {
+            int n = block * KEYS + lane;
+            bool there = n < total;
+            origin = next;
+            real t = there ? keys.place(n) : infinity(), scalar = there ? own.extras[n] : real(0);
             next = place(block + 1);
-            fetch(block + 1 < last ? block + 1 : -1);
-            // all above the block, around its end and then around its beginning
-            Sums over = ahead, all = above;
+            // all above, from the beginning of the block and of the next one
+            Sums entire = ahead, over = above;
             if (block + 1 < last) notes[block + 1].load(ahead, lane);
-            fade_sums(all, high - next, side.rate);
-            add_all(over, all);
+            fade_sums(over, high - next, side.rate);
+            Sums rest = over;
+            fade_sums(rest, next - origin, side.rate);
+            add_all(entire, rest);
+            if (block + 1 < last) add_all(over, ahead);
             bool wide = (next - origin) * side.rate > real(4);
             real near[SUMS], far[SUMS], share = there ? real(1) : real(0), before[SUMS], behind[SUMS];
             real reach = there && !wide ? t - origin : real(0);
             side.weights(0, -reach, near, share, real(0));
             side.weights(0, reach, far, share, real(0));
             __syncwarp();
-            station.items[lane].index = keys.index(next_key);
 #pragma unroll
             for (int l = 0; l < SUMS; l++) {
                 station.items[lane].below[l] = near[l], station.items[lane].above[l] = far[l];
                 before[l] = scan(scalar * near[l], lane), behind[l] = scan(scalar * far[l], lane);
             }
             __syncwarp();
-            Sums entire = over;
-            if (!wide) {
-                fade_sums(entire, next - origin, side.rate);
-#pragma unroll
-                for (int i = 0; i < KEYS; i++) add(entire, station.items[i].above, row[i].row());
-#pragma unroll
-                for (int l = 0; l < SUMS; l++) entire.extra[l] += __shfl_sync(ALL, behind[l], 31);
-            }
-            // Some classes of the block, and if they are the last of them, rows of the next block on their way.
+            // Some classes of the block; if they are its last ones, rows of the next block are brought on their way.
             auto go = [&](int taken, auto final) {
+                constexpr bool FINAL = decltype(final)::value;
                 Sums up = below, down = entire;
                 int which = 0, due = taken ? station.classes[0].after : NEVER;
                 auto write = [&]() {
@@ -242,21 +221,24 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                             sum.at[c] += to.below[l] * up.at[l][c] + to.above[l] * down.at[l][c];
                         }
                     }
-                    *reinterpret_cast<Kept *>(sums_of + (at + which) * STRIDE) = close(sum);
+                    *reinterpret_cast<Packed *>(sums_of + index_t(at + which) * STRIDE) = Packed::of(sum);
                     which++;
                     due = which < taken ? station.classes[which].after : NEVER;
                 };
+#pragma unroll 1
+                for (int part = 0; part < KEYS; part += RING) {
 #pragma unroll
-                for (int i = 0; i < KEYS; i++) {
-                    while (due <= i) write();
-                    Item item = station.items[i];
-                    Row numbers = row[i].row();
-                    if (decltype(final)::value) row[i] = load(item.index);
-                    add(up, item.below, numbers);
-                    add(down, item.above, numbers, real(-1));
+                    for (int i = 0; i < RING; i++) {
+                        while (due <= part + i) write();
+                        Item item = station.items[part + i];
+                        Row row = FINAL ? ring[i] : row_of(block * KEYS + part + i);
+                        if (FINAL) ring[i] = row_of(block * KEYS + part + i + RING);
+                        add(up, item.below, row);
+                        add(down, item.above, row, real(-1));
+                    }
                 }
                 while (which < taken) write();
-                if (decltype(final)::value) {
+                if (FINAL) {
 #pragma unroll
                     for (int l = 0; l < SUMS; l++) {
 #pragma unroll
@@ -279,13 +261,13 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                         side.factors(passed ? spot - origin : real(0), factor, slope, passed ? real(1) : real(0));
                         side.factors(next - spot, over_factor, slope, real(1));
                         // the kernel itself, as what a sum around the class gives to it
-                        real own[SUMS], sum_extra = real(0), value = real(0), z = there ? spot - t : real(0);
-                        side.factors(real(0), own, slope, real(1));
+                        real kernel[SUMS], sum_extra = real(0), value = real(0), z = there ? spot - t : real(0);
+                        side.factors(real(0), kernel, slope, real(1));
                         side.weights(0, z < real(0) ? -z : z, weight, share, real(0));
                         Row sum = {};
 #pragma unroll
                         for (int l = 0; l < SUMS; l++) {
-                            value += own[l] * weight[l];
+                            value += kernel[l] * weight[l];
                             sum_extra += factor[l] * below.extra[l] + over_factor[l] * over.extra[l];
 #pragma unroll
                             for (int c = 0; c < VEC; c++) {
@@ -293,14 +275,17 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                             }
                         }
                         sum_extra += sum_lanes(value * scalar);
-#pragma unroll
+                        real share = inverse(sum_extra);
+#pragma unroll 4
                         for (int k = 0; k < KEYS; k++) {
                             real mine = __shfl_sync(ALL, value, k);
-                            Row numbers = row[k].row();
+                            Row row = row_of(block * KEYS + k);
 #pragma unroll
-                            for (int c = 0; c < VEC; c++) sum.at[c] += mine * numbers.at[c];
+                            for (int c = 0; c < VEC; c++) sum.at[c] += mine * row.at[c];
                         }
-                        *reinterpret_cast<Kept *>(sums_of + (at + i) * STRIDE) = close(sum);
+#pragma unroll
+                        for (int c = 0; c < VEC; c++) sum.at[c] *= share;
+                        *reinterpret_cast<Packed *>(sums_of + index_t(at + i) * STRIDE) = Packed::of(sum);
                         if (lane == 0 && blockIdx.y == 0) extra_of[at + i] = sum_extra;
                     }
                 } else {
@@ -315,7 +300,12 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                         real other = __shfl_sync(ALL, behind[l], max(rank - 1, 0));
                         extra += factor[l] * (below.extra[l] + (rank ? one : real(0)));
                         extra += over_factor[l] * (entire.extra[l] - (rank ? other : real(0)));
-                        station.classes[lane].below[l] = factor[l], station.classes[lane].above[l] = over_factor[l];
+                    }
+                    real share = inverse(extra);
+#pragma unroll
+                    for (int l = 0; l < SUMS; l++) {
+                        station.classes[lane].below[l] = share * factor[l];
+                        station.classes[lane].above[l] = share * over_factor[l];
                     }
                     station.classes[lane].after = rank;
                     if (in && blockIdx.y == 0) extra_of[at + lane] = extra;
@@ -330,20 +320,20 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                 if (taken < 32) break;
             }
             if (wide) {
-                // all of it at once, and the rows of the next block
+                // all of it at once, and rows of the next block
                 fade_sums(below, next - origin, side.rate);
                 side.weights(0, there ? next - t : real(0), near, share, real(0));
 #pragma unroll
                 for (int l = 0; l < SUMS; l++) below.extra[l] += sum_lanes(scalar * near[l]);
-#pragma unroll
+#pragma unroll 4
                 for (int i = 0; i < KEYS; i++) {
                     real weight[SUMS];
 #pragma unroll
                     for (int l = 0; l < SUMS; l++) weight[l] = __shfl_sync(ALL, near[l], i);
-                    Row numbers = row[i].row();
-                    row[i] = load(station.items[i].index);
-                    add(below, weight, numbers);
+                    add(below, weight, row_of(block * KEYS + i));
                 }
+#pragma unroll
+                for (int i = 0; i < RING; i++) ring[i] = row_of((block + 1) * KEYS + i);
             } else {
 #pragma unroll
                 for (int l = 0; l < SUMS; l++) below.extra[l] += __shfl_sync(ALL, before[l], 31);
