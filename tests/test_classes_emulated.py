@@ -125,9 +125,10 @@ def test_masks_groups_and_bandwidths_of_heads(name, served):
 def test_heads_that_do_not_fit_together_have_rounds_of_their_own(name, served, monkeypatch):
     monkeypatch.setattr(room, "WORKSPACE", 0)
     given = points("normal", 5, 100, 70, 2, 64, BRAIN)
-    monkeypatch.setattr(cuda_classes, "_SPACE", 12)
+    monkeypatch.setattr(cuda_classes, "_SPACE", 1)
+    monkeypatch.setattr(cuda_classes, "_SHARE", 0.95)
     planned = cuda_classes.plan(given[0], given[2])
-    assert planned.together == 1
+    assert (planned.together, len(planned.groups)) == (1, 3)
     check(KERNELS[name], given)
 
 

@@ -123,7 +123,11 @@ def _attend(
         return found
 
     # the numbers of their classes take the place of the codes of queries
-    ranks, classes, counts = codes(query, number // group), empty(lines, most, dtype=torch.int16), empty(lines, dtype=torch.int32)
+    ranks, classes, counts = (
+        codes(query, number // group),
+        empty(lines, most, dtype=torch.int16),
+        empty(lines, dtype=torch.int32),
+    )
     launch.Kernel(CLASSES, "rank_classes", counting)(
         (lines,), _THREADS, ranks, classes, counts, number, ranks.shape[1], most
     )
