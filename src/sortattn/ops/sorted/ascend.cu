@@ -1,20 +1,20 @@
 // The walk along lines of classes for piecewise polynomials: sums for every class of queries, stored in a table.
 //
-// A block has a line, its warps a run of it each: some of the classes of keys and the classes of queries among them. At
-// first the rows of all classes of keys are summed, and of cells of these; then every run begins with what all cells
-// before it give. Warps go by batches of at most thirty-two classes of queries and, at every node, thirty-two keys (here
-// that is a class of them), as in walk.cu. A batch takes all keys before the first class that has to wait, so it has
-// either as many keys or as many classes as there can be.
+// A block has a line. At first its warps sum the rows of classes of keys, and of cells of these; then each of them
+// walks along a run of the classes of queries, which begins with what all cells before it give. Warps go by batches of
+// at most thirty-two classes of queries and, at every node, thirty-two keys (here that is a class of them), as in
+// walk.cu. A batch takes all keys before the first class that has to wait, so it has either as many keys or as many
+// classes as there can be.
 //
 // A folded line (see `kernels.Terms`; there is one node, and the kernel is linear) is walked at once: below zero it is
 // what all negative keys give at zero, and a class above zero sees all keys as if they were there.
 //
-// Macros: those of class_line.cu, CELLS (parts of a run whose keys are summed by themselves) and RESIDENT (blocks of a
-// multiprocessor).
+// Macros: those of class_line.cu, CELLS (for each warp) and RESIDENT (blocks of a multiprocessor).
 
 #include "class_line.cu"
 
 static_assert(!RATE && FOLDED >= 0, "polynomials");
+constexpr int ALL_CELLS = CREW * CELLS;
 static_assert(!FOLDED || (NODES == 1 && POWERS == 2), "a folded line has a linear kernel");
 
 // A key of a list, where the one RING before it has its weights.
@@ -278,10 +278,12 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
     ascend(const entry_t *entries, const half_t *key_codes, const int *key_counts, const index_t *key_offsets,
            const half_t *codes, const int *counts, const index_t *offsets, const int *rounds, const half_t *values,
            const real *weights, const double *numbers, const double *taus, double tau, real *rows, real *row_extras,
-           double constant, half_t *table, real *extras, index_t round, index_t count, index_t dims, index_t most, index_t key_most) {
+           double constant, half_t *table, real *extras, index_t round, index_t count, index_t dims, index_t most,
+           index_t key_most) {
     extern __shared__ __align__(16) char shared[];
     Station *stations = reinterpret_cast<Station *>(shared);
     Shelf *shelves = reinterpret_cast<Shelf *>(stations + CREW);
+    __shared__ Cuts<ALL_CELLS> cuts;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     index_t stop = rounds[round + 1] * dims;
     for (index_t line = rounds[round] * dims + blockIdx.x; line < stop; line += gridDim.x) {
@@ -293,46 +295,34 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
         Own own = {reinterpret_cast<const char *>(values + p * count * STRIDE + blockIdx.y * WIDTH + lane * VEC),
                    rows + key_offsets[line] * STRIDE + blockIdx.y * WIDTH + lane * VEC, Scalars(weights, p * count),
                    row_extras + key_offsets[line], lane};
-        Walker walker = {stations[warp], side, own, keys,
-                         table + offsets[line] * STRIDE + blockIdx.y * WIDTH + lane * VEC, extras + offsets[line], lane,
+        Walker walker = {stations[warp],
+                         side,
+                         own,
+                         keys,
+                         table + offsets[line] * STRIDE + blockIdx.y * WIDTH + lane * VEC,
+                         extras + offsets[line],
+                         lane,
                          COMPACT ? (side.node[NODES - 1] - side.node[0]) / 4 : infinity()};
-        // a cell has whole batches, a run whole cells; the last ones may be empty
-        int cell = (keys.count + CREW * CELLS * 32 - 1) / (CREW * CELLS * 32) * 32, run = cell * CELLS;
-        int cells = (keys.count + cell - 1) / cell;
+        cuts.make<1>(line_entries, int(count), keys.count);
         auto place = [&](int n) { return keys.place(min(n, keys.count - 1)); };
-        // the first class that has passed the first key of a run
-        auto class_of = [&](int w) {
-            if (w == 0) return 0;
-            if (w * run >= keys.count) return classes.count;
-            real t = place(w * run);
-            return count_first(classes.count, lane,
-                               [&](int i) { return !side.passed(NODES / 2, true, classes.place(i), t); });
-        };
-        if (warp * run < keys.count) {
-            int begin = key_of(line_entries, int(count), warp * run, lane);
-            int end = (warp + 1) * run < keys.count ? key_of(line_entries, int(count), (warp + 1) * run, lane) : int(count);
+        for (int c = cuts.take(lane); c < ALL_CELLS; c = cuts.take(lane)) {
             // moments around the end of the cell
+            real end = place(cuts.rank[c + 1]);
             Numbers<real> sum_of_cell;
             sum_of_cell.clear();
-            int here = min(warp * CELLS + CELLS, cells) - 1;
             auto prepare = [&](int i, int rank) {
-                real z = place((rank / cell + 1) * cell) - keys.place(rank), power = real(1);
+                real z = end - keys.place(rank), power = real(1);
 #pragma unroll
                 for (int l = 0; l < SUMS; l++, power *= z) walker.station.items[i].weight[l] = power;
             };
-            collect(own, line_entries, begin, end, walker.station.list, prepare,
-                    [&](int i, int rank, const Row &sum, real extra) {
-                        if (rank / cell != here) {
-                            shelves[here].store(sum_of_cell, lane);
-                            sum_of_cell.clear();
-                            here = rank / cell;
-                        }
+            collect(own, line_entries, cuts.key[c], cuts.key[c + 1], walker.station.list, prepare,
+                    [&](int i, int, const Row &sum, real extra) {
                         Item item = walker.station.items[i];
                         sum_of_cell.add_row(item.weight, sum);
 #pragma unroll
                         for (int l = 0; l < SUMS; l++) sum_of_cell.extra[l] += item.weight[l] * extra;
                     });
-            shelves[here].store(sum_of_cell, lane);
+            shelves[c].store(sum_of_cell, lane);
         }
         __syncthreads();
         Wide state, sums;
@@ -340,15 +330,15 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
         // from the moments of a cell to those of all keys before it
         if (warp == 0) {
             sums.clear();
-            for (int c = 0; c < cells; c++) {
+            for (int c = 0; c < ALL_CELLS; c++) {
                 Wide part;
                 shelves[c].load(part, lane);
                 __syncwarp();
                 shelves[c].store(sums, lane);
-                move_side<true, 0>(sums, double(place((c + 1) * cell)) - double(place(c * cell)), 0.0);
+                move_side<true, 0>(sums, double(place(cuts.rank[c + 1])) - double(place(cuts.rank[c])), 0.0);
                 add_all(sums, part);
             }
-            shelves[cells].store(sums, lane);
+            shelves[ALL_CELLS].store(sums, lane);
         }
         __syncthreads();
         // what all keys give at a place, and how many have been passed
@@ -356,15 +346,17 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
             state.clear();
 #pragma unroll 1
             for (int j = 0; j < NODES; j++) {
-                int some = count_first(keys.count, lane,
-                                       [&](int i) { return side.passed(j, true, origin, keys.place(i)); });
+                int some =
+                    count_first(keys.count, lane, [&](int i) { return side.passed(j, true, origin, keys.place(i)); });
 #pragma unroll
                 for (int k = 0; k < NODES; k++) {
                     if (k == j) passed[k] = some;
                 }
-                int whole = some / cell;
+                // the last cell that begins there or before
+                int whole = count_first(ALL_CELLS + 1, lane, [&](int c) { return cuts.rank[c] <= some; }) - 1;
+                int begun = cuts.rank[whole];
                 shelves[whole].load(sums, lane);
-                move_side<true, 0>(sums, double(origin) - double(side.node[j]) - double(place(whole * cell)), 0.0);
+                move_side<true, 0>(sums, double(origin) - double(side.node[j]) - double(place(begun)), 0.0);
 #pragma unroll
                 for (int l = 0; l < POWERS; l++) {
 #pragma unroll
@@ -372,12 +364,12 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                         state.mix(l, sums.at[i - l], sums.extra[i - l], double(side.below[j][i]) * binomial(i, l));
                     }
                 }
-                walker.absorb(state, whole * cell, some, [&](real t, real(&weight)[SUMS]) {
+                walker.absorb(state, begun, some, [&](real t, real(&weight)[SUMS]) {
                     side.weights(j, origin - t - side.node[j], weight, real(1), real(0));
                 });
             }
         };
-        Shelf &zero = shelves[cells + 1];
+        Shelf &zero = shelves[ALL_CELLS + 1];
         if (FOLDED) {
             if (warp == 0) {
                 begin(real(0));
@@ -385,12 +377,12 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
             }
             __syncthreads();
         }
-        int first = class_of(warp), last = class_of(warp + 1);
+        int first = classes.count * warp / CREW, last = classes.count * (warp + 1) / CREW;
         if (first < last) {
             real origin = classes.place(first);
             begin(origin);
             Wide total;
-            shelves[cells].load(total, lane);
+            shelves[ALL_CELLS].load(total, lane);
             state.mix(0, total.at[0], total.extra[0], constant);
             if (FOLDED) {
                 zero.load(sums, lane);

@@ -1,8 +1,8 @@
 // What the walks along lines of sixteen-bit coordinates have in common, see classes.cu: rows of the keys of every class
 // summed, and for every class of queries their means in a table of sixteen bits.
 //
-// Macros: those of track.cu, for sums of what is below, half.cu, CREW (warps of a block), VALUES and RING (rows of values and
-// of sums that a lane has on their way).
+// Macros: those of track.cu, for sums of what is below, half.cu, CREW (warps of a block), VALUES and RING (rows of
+// values and of sums that a lane has on their way).
 
 #include "half.cu"
 #include "track.cu"
@@ -121,7 +121,47 @@ __device__ void collect(const Own &own, const entry_t *entries, int begin, int e
     }
 }
 
-// Where the keys of a class begin.
-__device__ inline int key_of(const entry_t *entries, int count, int rank, int lane) {
-    return count_first(count, lane, [&](int i) { return int(entries[i] >> INDEX) < rank; });
-}
+// A line cut into pieces, such that none has many more keys than another, nor classes of them: where each begins. The
+// warps of a block take one piece after the other, as they come.
+template <int PIECES> struct Cuts {
+    // the first class, as a multiple of UNIT, and its first key
+    int rank[PIECES + 1], key[PIECES + 1];
+    int next;
+
+    // by all threads of a block
+    template <int UNIT> __device__ void make(const entry_t *entries, int count, int classes) {
+        static_assert(32 * CREW > PIECES, "a thread for each");
+        int i = threadIdx.x;
+        __syncthreads();
+        if (i <= PIECES) {
+            auto rank_of = [&](int n) { return int(entries[n] >> INDEX); };
+            // roughly where both are shared out by then, counted alike
+            double goal = 2.0 * i / PIECES;
+            int low = 0, high = count;
+            while (high - low > count / 512 + 1) {
+                int half = (low + high) / 2;
+                if (double(half) / count + double(rank_of(half)) / classes < goal)
+                    low = half;
+                else
+                    high = half;
+            }
+            int first = i == 0 ? 0 : i == PIECES ? (classes + UNIT - 1) / UNIT : (rank_of(low) + UNIT / 2) / UNIT;
+            rank[i] = first;
+            for (low = 0, high = count; low < high;) {
+                int half = (low + high) / 2;
+                if (rank_of(half) < first * UNIT)
+                    low = half + 1;
+                else
+                    high = half;
+            }
+            key[i] = low;
+        }
+        if (i == 0) next = 0;
+        __syncthreads();
+    }
+    // the next piece for a warp, by all of its lanes
+    __device__ int take(int lane) {
+        int piece = lane == 0 ? atomicAdd(&next, 1) : 0;
+        return __shfl_sync(ALL, piece, 0);
+    }
+};

@@ -19,9 +19,8 @@ constexpr int TILE = 64;
 
 // `points (heads, count, dims)` to `codes (heads, dims, pitch)`, a tile a block; `unfit (heads, group)` counts what is
 // no finite number, of every `each` points for themselves, or for the whole group if that is zero.
-extern "C" __global__ void __launch_bounds__(256)
-    spread(const half_t *points, half_t *codes, int *unfit, index_t count, index_t dims, index_t pitch, index_t group,
-           index_t each) {
+extern "C" __global__ void __launch_bounds__(256) spread(const half_t *points, half_t *codes, int *unfit, index_t count,
+                                                         index_t dims, index_t pitch, index_t group, index_t each) {
     __shared__ half_t tile[TILE][TILE + 2];
     index_t rows = (count + TILE - 1) / TILE, columns = (dims + TILE - 1) / TILE;
     index_t first = blockIdx.x % rows * TILE, first_dim = blockIdx.x / rows % columns * TILE;
@@ -152,7 +151,8 @@ struct Bitmap {
     __device__ void list(half_t *classes) const {
         for (int word = threadIdx.x; word < WORDS; word += THREADS) {
             int place = int(before[word]);
-            for (unsigned left = bits[word]; left; left &= left - 1) classes[place++] = half_t(word * 32 + __ffs(left) - 1);
+            for (unsigned left = bits[word]; left; left &= left - 1)
+                classes[place++] = half_t(word * 32 + __ffs(left) - 1);
         }
     }
     __device__ int rank(unsigned code) const {
@@ -182,8 +182,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     map.list(classes);
 }
 
-// The points of every line in order, `entries (lines, count)` of the number of a class and an index, by counting those of
-// every class, `room` classes at a time; equal ones stand as they come. Classes as in `rank_classes`.
+// The points of every line in order, `entries (lines, count)` of the number of a class and an index, by counting those
+// of every class, `room` classes at a time; equal ones stand as they come. Classes as in `rank_classes`.
 extern "C" __global__ void __launch_bounds__(THREADS)
     arrange(const half_t *codes, entry_t *entries, half_t *classes, int *counts, index_t count, index_t pitch,
             index_t most, index_t room) {
@@ -233,7 +233,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) rounds[0] = 0;
     for (index_t first = 0; first < heads; first += THREADS) {
         index_t h = first + threadIdx.x, sum = 0, key_sum = 0;
-        for (index_t d = 0; h < heads && d < dims; d++) sum += counts[h * dims + d], key_sum += key_counts[h * dims + d];
+        for (index_t d = 0; h < heads && d < dims; d++)
+            sum += counts[h * dims + d], key_sum += key_counts[h * dims + d];
         __syncthreads();
         sums[threadIdx.x] = sum, key_sums[threadIdx.x] = key_sum;
         __syncthreads();

@@ -210,7 +210,7 @@ def _shared(terms: Terms, width: int) -> int:
     numbers = powers * (width + 1)
     if terms.rate:
         station = _KEYS * 8 * powers + 32 * _whole(8 * powers + 4, 16) + 64 * 4
-        return CREW * (_whole(station, 16) + 2 * 4 * numbers)
+        return CREW * _whole(station, 16) + 2 * CREW * CELLS * 4 * numbers
     item = 8 if powers == 1 else _whole(4 * powers + 4, 16)
     station = (32 * nodes + 2 * RING) * item + 32 * _whole(4 * powers + 4, 8) + 64 * 4
     return CREW * _whole(station, 16) + (CREW * CELLS + 2) * 8 * numbers

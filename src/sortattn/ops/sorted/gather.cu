@@ -81,8 +81,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 #pragma unroll
                 for (int q = 0; q < QUERIES; q += 2) {
                     unsigned two = __shfl_sync(ALL, mine.word[q / 2], d);
-                    row[q] = *reinterpret_cast<const Packed *>(line + (two & 0xffffu) * unsigned(STRIDE * sizeof(half_t)));
-                    row[q + 1] = *reinterpret_cast<const Packed *>(line + (two >> 16) * unsigned(STRIDE * sizeof(half_t)));
+                    row[q] =
+                        *reinterpret_cast<const Packed *>(line + (two & 0xffffu) * unsigned(STRIDE * sizeof(half_t)));
+                    row[q + 1] =
+                        *reinterpret_cast<const Packed *>(line + (two >> 16) * unsigned(STRIDE * sizeof(half_t)));
                 }
 #pragma unroll
                 for (int q = 0; q < QUERIES; q++) row[q].add_to(sum[q], __shfl_sync(ALL, extra[q], d));

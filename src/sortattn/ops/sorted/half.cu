@@ -53,9 +53,7 @@ __device__ inline unsigned code_of(half_t bits) {
     unsigned word = unfit_bits(bits) || bits == 0x8000 ? 0u : bits;
     return word & 0x8000u ? ~word & 0xffffu : word | 0x8000u;
 }
-__device__ inline float number_of(unsigned code) {
-    return widen(half_t(code & 0x8000u ? code & 0x7fffu : ~code));
-}
+__device__ inline float number_of(unsigned code) { return widen(half_t(code & 0x8000u ? code & 0x7fffu : ~code)); }
 
 // A point on a sorted line: its code, and its index below.
 #if LONG
