@@ -67,7 +67,7 @@ def points(kind, heads, rows, columns, dims, channels, dtype):
 
 
 def check(kernel, given, bandwidth=1.25, **options):
-    """As close to float64 as the rounding of float32, of the means of every dimension and of the result allows."""
+    """As close to float64 as the rounding of float32 allows, of means of keys, of every dimension, and of the result."""
     dtype = given[0].dtype
     output = sortattn.kernel_attention(*given, kernel, bandwidth=bandwidth, backend="sorted", **options)
     wide, near = (
@@ -79,7 +79,7 @@ def check(kernel, given, bandwidth=1.25, **options):
     assert output.dtype == dtype
     assert output.isfinite().all()
     rounding = (near.to(dtype) - wide).norm()
-    assert (output - wide).norm() <= 1.5 * rounding + 1e-5 * wide.norm()
+    assert (output - wide).norm() <= 1.8 * rounding + 1e-5 * wide.norm()
 
 
 SHAPES = {
@@ -121,14 +121,15 @@ def test_masks_groups_and_bandwidths_of_heads(name, served):
     check(KERNELS[name], (query, query, query), bandwidth=bandwidth)
 
 
+@pytest.mark.parametrize(("share", "groups"), [(0.8, 1), (0.97, 5)], ids=["rounds", "groups"])
 @pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump"])
-def test_heads_that_do_not_fit_together_have_rounds_of_their_own(name, served, monkeypatch):
+def test_heads_that_do_not_fit_together_go_one_by_one(name, share, groups, served, monkeypatch):
     monkeypatch.setattr(room, "WORKSPACE", 0)
+    monkeypatch.setattr(cuda_classes, "_SPACE", 0.7)
+    monkeypatch.setattr(cuda_classes, "_SHARE", share)
     given = points("normal", 5, 100, 70, 2, 64, BRAIN)
-    monkeypatch.setattr(cuda_classes, "_SPACE", 1)
-    monkeypatch.setattr(cuda_classes, "_SHARE", 0.95)
     planned = cuda_classes.plan(given[0], given[2])
-    assert (planned.together, len(planned.groups)) == (1, 3)
+    assert (planned.together, len(planned.groups)) == (1, groups)
     check(KERNELS[name], given)
 
 

@@ -86,14 +86,14 @@ struct Walker {
             __syncwarp();
 #pragma unroll
             for (int l = 0; l < SUMS; l++) {
-                station.items[lane].weight[l] = there ? weight[l] : real(0);
-                if (there) extra[l] += double(scalar * weight[l]);
+                station.items[lane].weight[l] = scalar * weight[l];
+                extra[l] += double(scalar * weight[l]);
             }
             __syncwarp();
             Numbers<real> some;
             some.clear();
 #pragma unroll 8
-            for (int i = 0; i < 32; i++) some.add_row(station.items[i].weight, own.row(min(n + i, last - 1)));
+            for (int i = 0; i < 32; i++) some.add_row(station.items[i].weight, own.row(min(n + i, last - 1)).row());
             sums.add_rows(some);
         }
         __syncwarp();
@@ -177,7 +177,7 @@ struct Walker {
                 if (here) station.items[where].index = source;
 #pragma unroll
                 for (int l = 0; l < SUMS; l++) {
-                    if (here) station.items[RING + where].weight[l] = weight[l];
+                    if (here) station.items[RING + where].weight[l] = scalar * weight[l];
                     real sum = scan(here ? scalar * weight[l] : real(0), lane);
                     real part = __shfl_sync(ALL, sum, max(rank[j] - 1, 0));
                     if (rank[j]) extra += factor[l] * part;
@@ -223,7 +223,7 @@ struct Walker {
                 due = next < taken ? station.classes[next].after : NEVER;
             };
             if (listed) {
-                Row row[RING];
+                Packed row[RING];
 #pragma unroll
                 for (int i = 0; i < RING; i++) row[i] = own.row(station.items[i].index);
                 for (int n = 0; n < listed; n += RING) {
@@ -231,7 +231,7 @@ struct Walker {
                     for (int i = 0; i < RING; i++) {
                         while (due <= n + i) write();
                         Item item = station.items[n + RING + i];
-                        local.add_row(item.weight, row[i]);
+                        local.add_row(item.weight, row[i].row());
                         row[i] = own.row(item.index);
                     }
                 }
@@ -247,11 +247,11 @@ struct Walker {
                 Row sum = {};
 #pragma unroll 4
                 for (int n = start; n < stop; n++) {
-                    real weight = side.value(spot, keys.place(n));
-                    Row row = own.row(n);
+                    real weight = side.value(spot, keys.place(n)) * own.extras[n];
+                    Row row = own.row(n).row();
 #pragma unroll
                     for (int c = 0; c < VEC; c++) sum.at[c] += weight * row.at[c];
-                    sum_extra += weight * own.extras[n];
+                    sum_extra += weight;
                 }
                 real share = inverse(sum_extra);
 #pragma unroll
@@ -277,7 +277,7 @@ struct Walker {
 extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
     ascend(const entry_t *entries, const half_t *key_codes, const int *key_counts, const index_t *key_offsets,
            const half_t *codes, const int *counts, const index_t *offsets, const int *rounds, const half_t *values,
-           const real *weights, const double *numbers, const double *taus, double tau, real *rows, real *row_extras,
+           const real *weights, const double *numbers, const double *taus, double tau, half_t *rows, real *row_extras,
            double constant, half_t *table, real *extras, index_t round, index_t count, index_t dims, index_t most,
            index_t key_most) {
     extern __shared__ __align__(16) char shared[];
@@ -316,11 +316,14 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                 for (int l = 0; l < SUMS; l++, power *= z) walker.station.items[i].weight[l] = power;
             };
             collect(own, line_entries, cuts.key[c], cuts.key[c + 1], walker.station.list, prepare,
-                    [&](int i, int, const Row &sum, real extra) {
+                    [&](int i, int, const Row &mean, real extra) {
                         Item item = walker.station.items[i];
-                        sum_of_cell.add_row(item.weight, sum);
 #pragma unroll
-                        for (int l = 0; l < SUMS; l++) sum_of_cell.extra[l] += item.weight[l] * extra;
+                        for (int l = 0; l < SUMS; l++) {
+                            item.weight[l] *= extra;
+                            sum_of_cell.extra[l] += item.weight[l];
+                        }
+                        sum_of_cell.add_row(item.weight, mean);
                     });
             shelves[c].store(sum_of_cell, lane);
         }

@@ -1,5 +1,5 @@
-// What the walks along lines of sixteen-bit coordinates have in common, see classes.cu: rows of the keys of every class
-// summed, and for every class of queries their means in a table of sixteen bits.
+// What the walks along lines of sixteen-bit coordinates have in common, see classes.cu: the mean of the rows of every
+// class of keys, and for every class of queries a mean of these, all in sixteen bits.
 //
 // Macros: those of track.cu, for sums of what is below, half.cu, CREW (warps of a block), VALUES and RING (rows of
 // values and of sums that a lane has on their way).
@@ -46,9 +46,9 @@ struct Classes {
 
 // A line as one lane sees it.
 struct Own {
-    // values, and the sums of every class of keys
+    // values and their weights, and of every class of keys the mean and the sum
     const char *values;
-    real *rows;
+    half_t *rows;
     Scalars scalars;
     real *extras;
     int lane;
@@ -56,17 +56,17 @@ struct Own {
     __device__ Packed load(int index) const {
         return *reinterpret_cast<const Packed *>(values + index_t(unsigned(index)) * (STRIDE * 2));
     }
-    __device__ Row row(int i) const { return *reinterpret_cast<const Row *>(rows + index_t(i) * STRIDE); }
+    __device__ Packed row(int i) const { return *reinterpret_cast<const Packed *>(rows + index_t(i) * STRIDE); }
 };
 
-// What sums are multiplied with before they are rounded to sixteen bits: one over that of the weights. So a row of the
-// table is a mean of values, which fits.
+// What sums are multiplied with before they are rounded to sixteen bits: one over that of the weights, as a mean of
+// values fits.
 __device__ inline real inverse(real extra) { return extra < real(1.17549435e-38) ? real(0) : real(1) / extra; }
 
-// Sum the rows of classes of keys, from `entries[end - 1]` down to `entries[begin]`, and store them.
+// Sum the rows of classes of keys, from `entries[end - 1]` down to `entries[begin]`, and store their means.
 //
-// `prepare(lane, rank)` is called for every key and `visit(i, rank, sum, extra)` for every class, with the lane of its
-// last key. `list` has room for 64 numbers.
+// `prepare(lane, rank)` is called for every key and `visit(i, rank, mean, weight)` for every class, with the lane of
+// its last key. `list` has room for 64 numbers.
 template <typename P, typename F>
 __device__ void collect(const Own &own, const entry_t *entries, int begin, int end, int *list, P prepare, F visit) {
     constexpr entry_t MASK = (entry_t(1) << INDEX) - 1;
@@ -111,8 +111,12 @@ __device__ void collect(const Own &own, const entry_t *entries, int begin, int e
                 for (int c = 0; c < VEC; c++) sum.at[c] += row.at[c];
                 if (mask >> (part + i) & 1) {
                     int which = __shfl_sync(ALL, rank, part + i);
-                    *reinterpret_cast<Row *>(own.rows + index_t(which) * STRIDE) = sum;
-                    visit(part + i, which, sum, __shfl_sync(ALL, extra, part + i));
+                    real weight = __shfl_sync(ALL, extra, part + i), share = inverse(weight);
+#pragma unroll
+                    for (int c = 0; c < VEC; c++) sum.at[c] *= share;
+                    Packed mean = Packed::of(sum);
+                    *reinterpret_cast<Packed *>(own.rows + index_t(which) * STRIDE) = mean;
+                    visit(part + i, which, mean.row(), weight);
                     sum = {};
                 }
             }

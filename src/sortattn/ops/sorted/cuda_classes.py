@@ -52,8 +52,8 @@ def plan(query: Tensor, value: Tensor) -> Plan | None:
     most, key_most, stride = min(number, _MOST), min(count, _MOST), _stride(channels)
     points = dims * (2 * (_pitch(number) + _pitch(count) + most + key_most) + count * _entry(count).itemsize)
     space = max(room.WORKSPACE, 4 * problems * ((number + count) * dims + count * channels)) * _SPACE
-    # a row of sixteen bits or thirty-two, and an extra number
-    scale = space * _SHARE / (dims * (most * (2 * stride + 4) + key_most * (4 * stride + 4)))
+    # a row of sixteen bits, and an extra number
+    scale = space * _SHARE / (dims * (most + key_most) * (2 * stride + 4))
     if scale < 1:
         return None
     rows, key_rows = (int(scale * dims * n) for n in (most, key_most))
@@ -149,7 +149,7 @@ def _attend(
         (1,), _THREADS, counts, key_counts, offsets, key_offsets, limits, heads, dims, capacity, key_capacity, rounds
     )
     table, extras = empty(capacity, stride, dtype=query.dtype), empty(capacity, dtype=torch.float32)
-    rows, row_extras = (empty(key_capacity, *more, dtype=torch.float32) for more in ((stride,), ()))
+    rows, row_extras = empty(key_capacity, stride, dtype=query.dtype), empty(key_capacity, dtype=torch.float32)
     blocks = min(lines, processors * RESIDENT)
     tau = bandwidth if isinstance(bandwidth, float) else 0.0
     if terms.rate:

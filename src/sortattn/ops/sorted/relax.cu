@@ -86,7 +86,7 @@ __device__ inline void add(Sums &sum, const real *weight, const Row &row, real s
 extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
     relax(const entry_t *entries, const half_t *key_codes, const int *key_counts, const index_t *key_offsets,
           const half_t *codes, const int *counts, const index_t *offsets, const int *rounds, const half_t *values,
-          const real *weights, const double *numbers, const double *taus, double tau, real *rows, real *row_extras,
+          const real *weights, const double *numbers, const double *taus, double tau, half_t *rows, real *row_extras,
           Shelf *notes, half_t *table, real *extras, index_t round, index_t count, index_t dims, index_t most,
           index_t key_most) {
     extern __shared__ __align__(16) char shared[];
@@ -140,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                 side.weights(0, high - t, station.items[i].below, real(1), real(0));
             };
             collect(own, line_entries, cuts.key[run], cuts.key[run + 1], station.list, prepare,
-                    [&](int i, int rank, const Row &sum, real extra) {
+                    [&](int i, int rank, const Row &mean, real extra) {
                         if (rank / KEYS != block) {
                             notes[block].store(above, lane);
                             block = rank / KEYS;
@@ -149,13 +149,13 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                             origin = from;
                         }
                         Item item = station.items[i];
-                        add(above, item.above, sum);
-                        add(below, item.below, sum);
 #pragma unroll
                         for (int l = 0; l < SUMS; l++) {
-                            above.extra[l] += item.above[l] * extra;
-                            below.extra[l] += item.below[l] * extra;
+                            above.extra[l] += item.above[l] *= extra;
+                            below.extra[l] += item.below[l] *= extra;
                         }
+                        add(above, item.above, mean);
+                        add(below, item.below, mean);
                     });
             if (first < cuts.rank[run + 1]) notes[first].store(above, lane);
             lower[run].store(below, lane);
@@ -184,7 +184,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
             int first = cuts.rank[run], last = cuts.rank[run + 1];
             if (first == last) continue;
             auto row_of = [&](int i) { return own.row(min(i, total - 1)); };
-            Row ring[RING];
+            Packed ring[RING];
 #pragma unroll
             for (int i = 0; i < RING; i++) ring[i] = row_of(first * KEYS + i);
             int at = firsts[run], end = firsts[run + 1];
@@ -216,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                 __syncwarp();
 #pragma unroll
                 for (int l = 0; l < SUMS; l++) {
-                    station.items[lane].below[l] = near[l], station.items[lane].above[l] = far[l];
+                    station.items[lane].below[l] = scalar * near[l], station.items[lane].above[l] = scalar * far[l];
                     before[l] = scan(scalar * near[l], lane), behind[l] = scan(scalar * far[l], lane);
                 }
                 __syncwarp();
@@ -246,7 +246,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                         for (int i = 0; i < RING; i++) {
                             while (due <= part + i) write();
                             Item item = station.items[part + i];
-                            Row row = FINAL ? ring[i] : row_of(block * KEYS + part + i);
+                            Row row = (FINAL ? ring[i] : row_of(block * KEYS + part + i)).row();
                             if (FINAL) ring[i] = row_of(block * KEYS + part + i + RING);
                             add(up, item.below, row);
                             add(down, item.above, row, real(-1));
@@ -294,8 +294,8 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                             real share = inverse(sum_extra);
 #pragma unroll 4
                             for (int k = 0; k < KEYS; k++) {
-                                real mine = __shfl_sync(ALL, value, k);
-                                Row row = row_of(block * KEYS + k);
+                                real mine = __shfl_sync(ALL, value * scalar, k);
+                                Row row = row_of(block * KEYS + k).row();
 #pragma unroll
                                 for (int c = 0; c < VEC; c++) sum.at[c] += mine * row.at[c];
                             }
@@ -345,8 +345,8 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                     for (int i = 0; i < KEYS; i++) {
                         real weight[SUMS];
 #pragma unroll
-                        for (int l = 0; l < SUMS; l++) weight[l] = __shfl_sync(ALL, near[l], i);
-                        add(below, weight, row_of(block * KEYS + i));
+                        for (int l = 0; l < SUMS; l++) weight[l] = __shfl_sync(ALL, scalar * near[l], i);
+                        add(below, weight, row_of(block * KEYS + i).row());
                     }
 #pragma unroll
                     for (int i = 0; i < RING; i++) ring[i] = row_of((block + 1) * KEYS + i);
