@@ -147,6 +147,19 @@ struct Bitmap {
         __syncthreads();
         return all;
     }
+    // codes, as far as whole vectors reach, by the numbers of their classes
+    __device__ void replace(half_t *codes, index_t pitch, int all) const {
+        for (index_t n = threadIdx.x * EIGHT; n < pitch; n += THREADS * EIGHT) {
+            Codes some = *reinterpret_cast<const Codes *>(codes + n);
+#pragma unroll
+            for (int i = 0; i < EIGHT / 2; i++) {
+                // what stands behind the last point has some class too
+                unsigned low = min(rank(some.at(2 * i)), all - 1), high = min(rank(some.at(2 * i + 1)), all - 1);
+                some.word[i] = low | high << 16;
+            }
+            *reinterpret_cast<Codes *>(codes + n) = some;
+        }
+    }
     // the codes of all classes
     __device__ void list(half_t *classes) const {
         for (int word = threadIdx.x; word < WORDS; word += THREADS) {
@@ -165,32 +178,25 @@ struct Bitmap {
 extern "C" __global__ void __launch_bounds__(THREADS)
     rank_classes(half_t *codes, half_t *classes, int *counts, index_t count, index_t pitch, index_t most) {
     __shared__ Bitmap map;
-    index_t line = blockIdx.x;
-    codes += line * pitch, classes += line * most;
-    int all = map.fill(codes, count);
-    if (threadIdx.x == 0) counts[line] = all;
-    for (index_t n = threadIdx.x * EIGHT; n < pitch; n += THREADS * EIGHT) {
-        Codes some = *reinterpret_cast<const Codes *>(codes + n);
-#pragma unroll
-        for (int i = 0; i < EIGHT / 2; i++) {
-            // what stands behind the last point has some class too
-            unsigned low = min(map.rank(some.at(2 * i)), all - 1), high = min(map.rank(some.at(2 * i + 1)), all - 1);
-            some.word[i] = low | high << 16;
-        }
-        *reinterpret_cast<Codes *>(codes + n) = some;
-    }
-    map.list(classes);
+    int all = map.fill(codes + blockIdx.x * pitch, count);
+    map.replace(codes + blockIdx.x * pitch, pitch, all);
+    map.list(classes + blockIdx.x * most);
+    if (threadIdx.x == 0) counts[blockIdx.x] = all;
 }
 
-// The points of every line in order, `entries (lines, count)` of the number of a class and an index, by counting those
-// of every class, `room` classes at a time; equal ones stand as they come. Classes as in `rank_classes`.
+// The same, and the points of every line in order, `entries (lines, count)` of the number of a class and an index, by
+// counting those of every class, `room` classes at a time. They are put in order in shared memory, `stage` at a time,
+// but for a class that has more; equal ones stand as they come.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    arrange(const half_t *codes, entry_t *entries, half_t *classes, int *counts, index_t count, index_t pitch,
-            index_t most, index_t room) {
-    extern __shared__ __align__(16) int places[];
+    arrange(half_t *codes, entry_t *entries, half_t *classes, int *counts, index_t count, index_t pitch, index_t most,
+            index_t room, index_t stage) {
+    extern __shared__ __align__(16) char shared[];
+    entry_t *staged = reinterpret_cast<entry_t *>(shared);
+    int *places = reinterpret_cast<int *>(staged + stage);
     __shared__ Bitmap map;
     codes += blockIdx.x * pitch, entries += blockIdx.x * count;
     int all = map.fill(codes, count), start = 0;
+    map.replace(codes, pitch, all);
     map.list(classes + blockIdx.x * most);
     if (threadIdx.x == 0) counts[blockIdx.x] = all;
     for (int first = 0; first < all; first += int(room)) {
@@ -198,8 +204,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         __syncthreads();
         for (int i = threadIdx.x; i < some; i += THREADS) places[i] = 0;
         __syncthreads();
-        Bitmap::each(codes, count, [&](int, unsigned code) {
-            int i = map.rank(code) - first;
+        Bitmap::each(codes, count, [&](int, unsigned rank) {
+            int i = int(rank) - first;
             if (i >= 0 && i < some) atomicAdd(places + i, 1);
         });
         __syncthreads();
@@ -214,10 +220,31 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
         start += total;
         __syncthreads();
-        Bitmap::each(codes, count, [&](int n, unsigned code) {
-            int i = map.rank(code) - first;
-            if (i >= 0 && i < some) entries[atomicAdd(places + i, 1)] = entry_t(first + i) << INDEX | entry_t(n);
-        });
+        // classes that fit together
+        for (int next = 0, last; next < some; next = last) {
+            auto end_of = [&](int i) { return i < some ? places[i] : start; };
+            int begin = places[next], low = next + 1, high = some;
+            while (low < high) {
+                int half = (low + high + 1) / 2;
+                if (end_of(half) - begin <= stage)
+                    low = half;
+                else
+                    high = half - 1;
+            }
+            last = low;
+            int number = end_of(last) - begin;
+            bool fits = number <= stage;
+            __syncthreads();
+            Bitmap::each(codes, count, [&](int n, unsigned rank) {
+                int i = int(rank) - first;
+                if (i < next || i >= last) return;
+                int place = atomicAdd(places + i, 1);
+                (fits ? staged[place - begin] : entries[place]) = entry_t(rank) << INDEX | entry_t(n);
+            });
+            __syncthreads();
+            for (int i = threadIdx.x; fits && i < number; i += THREADS) entries[begin + i] = staged[i];
+            __syncthreads();
+        }
     }
 }
 

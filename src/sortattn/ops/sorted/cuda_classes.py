@@ -19,8 +19,8 @@ CLASSES, RELAX, ASCEND, GATHER = (
 )
 # coordinates that there can be, and points whose indices have 16 bits
 _MOST, _SHORT = 1 << 16, 1 << 16
-# threads of a block that counts, and classes that it counts at a time
-_THREADS, _ROOM = 512, 24 << 10
+# threads of a block that counts, classes that it counts and points that it puts in order at a time
+_THREADS, _ROOM, _STAGE = 1024, 16 << 10, 16 << 10
 # points of a tile, as in classes.cu
 _TILE = 64
 # classes of a block of keys, as in relax.cu
@@ -131,13 +131,13 @@ def _attend(
     launch.Kernel(CLASSES, "rank_classes", counting)(
         (lines,), _THREADS, ranks, classes, counts, number, ranks.shape[1], most
     )
-    points, places = codes(key, 0), min(count, _ROOM)
+    points, places, stage = codes(key, 0), min(count, _ROOM), min(count, _STAGE)
     entries, key_classes, key_counts = (
         empty(lines, count, dtype=_entry(count)), empty(lines, key_most, dtype=torch.int16), empty(lines, dtype=torch.int32)
     )  # fmt: skip
     launch.Kernel(CLASSES, "arrange", counting)(
         (lines,), _THREADS, points, entries, key_classes, key_counts, count, points.shape[1], key_most, places,
-        shared=4 * places,
+        stage, shared=4 * places + stage * entries.element_size(),
     )  # fmt: skip
     del points
     rounds = math.ceil(heads / planned.together)
