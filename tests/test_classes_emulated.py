@@ -39,7 +39,7 @@ def served(monkeypatch):
     monkeypatch.setattr(room, "device", lambda device: room.Device(2, 50 << 20, 227 << 10))
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
-    monkeypatch.setattr(classes, "here", lambda query: query.dtype in (HALF, BRAIN))
+    monkeypatch.setattr(classes, "here", lambda query, dtype: dtype in (HALF, BRAIN))
     # blocks of few warps, so that runs are not longer than the sequences of a test
     monkeypatch.setattr(cuda_classes, "CREW", 3)
     monkeypatch.setattr(cuda_classes, "CELLS", 2)
@@ -67,7 +67,7 @@ def points(kind, heads, rows, columns, dims, channels, dtype):
 
 
 def check(kernel, given, bandwidth=1.25, **options):
-    """As close to float64 as the rounding of float32 allows, of means of keys, of every dimension, and of the result."""
+    """As close to float64 as the rounding of float32, of means of keys and of dimensions, and of the result allows."""
     dtype = given[0].dtype
     output = sortattn.kernel_attention(*given, kernel, bandwidth=bandwidth, backend="sorted", **options)
     wide, near = (
@@ -142,6 +142,13 @@ def test_long_indices_and_classes_that_are_counted_in_turns(name, served, monkey
     # more alike than are put in order at a time
     key[:, 100:200] = 0.5
     check(KERNELS[name], (query, key, value))
+
+
+def test_tensors_that_begin_anywhere(served):
+    query, key, value = points("normal", 2, 41, 51, 2, 6, HALF)
+    moved = [torch.cat([part.flatten()[:1], part.flatten()])[1:].view(part.shape) for part in (query, key, value)]
+    assert all(part.data_ptr() % 4 for part in moved)
+    check("add_laplace", moved)
 
 
 def test_what_is_no_number_stays_in_its_head(served):

@@ -156,7 +156,7 @@ def takes_16_bits(name: str, query: object, kernel: Kernel | None = None, bandwi
     if name in ("auto", "tiled"):
         return kernel is not None and sdpa.takes_16_bits(kernel, query, bandwidth)
     if name == "sorted":
-        return kernel is not None and classes.here(query)
+        return kernel is not None and classes.here(query, query.dtype)
     return name.partition(":")[0] == "grid" and gpu.here(query)
 
 

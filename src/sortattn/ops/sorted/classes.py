@@ -12,17 +12,17 @@ from ...validation import Problem
 from ..direct import plain
 
 
-def here(query: Tensor) -> bool:
-    """Whether there is such a way for these points."""
-    return query.is_cuda and query.dtype.itemsize == 2
+def here(query: Tensor, dtype: torch.dtype) -> bool:
+    """Whether there is such a way for these points of a caller's type."""
+    return query.is_cuda and dtype.itemsize == 2
 
 
 def serves(problem: Problem, kernel: SidedKernel) -> bool:
-    """Whether this call goes that way: eager, without gradients, of a kernel that is nowhere negative and has no jumps."""
+    """Whether this call goes that way: eager, without gradients, with a kernel without jumps that is never negative."""
     given = (problem.query, problem.key, problem.value)
-    # the order of equal keys is not fixed
-    if not (here(problem.query) and plain(*given) and all(part.numel() for part in given)):
+    if not (here(problem.query, problem.dtype) and plain(*given) and all(part.numel() for part in given)):
         return False
+    # the order of equal keys is not fixed
     if torch.are_deterministic_algorithms_enabled() or len(kernel.parts()) > 1:
         return False
     terms = kernel.terms()
@@ -38,7 +38,7 @@ def attention(problem: Problem, kernel: SidedKernel) -> Tensor:
     """Normalised kernel sums, `(P, M, C)`, of a call that goes this way."""
     from . import cuda_classes
 
-    bandwidth = problem.bandwidth
+    problem, bandwidth = problem.as_given(), problem.bandwidth
     if isinstance(bandwidth, Tensor):
         bandwidth = bandwidth.to(torch.float64).reshape(-1)
     return cuda_classes.attention(

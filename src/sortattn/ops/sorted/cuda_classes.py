@@ -71,7 +71,7 @@ def attention(
     floor: float,
 ) -> Tensor:
     """Normalised sums `(P, M, C)` of queries `(P, group * M, D)`, NaN in heads that are not all finite."""
-    query, key, value = (part.contiguous() for part in (query, key, value))
+    query, key, value = (_aligned(part) for part in (query, key, value))
     problems, number, _ = query.shape
     out = torch.empty(problems, number, value.shape[2], dtype=query.dtype, device=query.device)
     planned = plan(query, value)
@@ -122,19 +122,17 @@ def _attend(
         )  # fmt: skip
         return found
 
-    # the numbers of their classes take the place of the codes of queries
-    ranks, classes, counts = (
-        codes(query, number // group),
-        empty(lines, most, dtype=torch.int16),
-        empty(lines, dtype=torch.int32),
-    )
+    def lists(most: int) -> tuple[Tensor, Tensor]:
+        """The classes of every line, and how many there are."""
+        return empty(lines, most, dtype=torch.int16), empty(lines, dtype=torch.int32)
+
+    # the numbers of their classes take the place of the codes
+    ranks, (classes, counts) = codes(query, number // group), lists(most)
     launch.Kernel(CLASSES, "rank_classes", counting)(
         (lines,), _THREADS, ranks, classes, counts, number, ranks.shape[1], most
     )
-    points, places, stage = codes(key, 0), min(count, _ROOM), min(count, _STAGE)
-    entries, key_classes, key_counts = (
-        empty(lines, count, dtype=_entry(count)), empty(lines, key_most, dtype=torch.int16), empty(lines, dtype=torch.int32)
-    )  # fmt: skip
+    points, (key_classes, key_counts) = codes(key, 0), lists(key_most)
+    entries, places, stage = empty(lines, count, dtype=_entry(count)), min(count, _ROOM), min(count, _STAGE)
     launch.Kernel(CLASSES, "arrange", counting)(
         (lines,), _THREADS, points, entries, key_classes, key_counts, count, points.shape[1], key_most, places,
         stage, shared=4 * places + stage * entries.element_size(),
@@ -163,14 +161,20 @@ def _attend(
     for i in range(rounds):
         walk(
             (blocks, parts), 32 * CREW, entries, key_classes, key_counts, key_offsets, classes, counts, offsets, limits,
-            values, weight, _table(terms, query.device), None if tau else bandwidth, tau, rows, row_extras, special, table,
-            extras, i, count, dims, most, key_most, shared=_shared(terms, width),
+            values, weight, _table(terms, query.device), None if tau else bandwidth, tau, rows, row_extras, special,
+            table, extras, i, count, dims, most, key_most, shared=_shared(terms, width),
         )  # fmt: skip
         gather(
             (min(heads * math.ceil(number / WARPS / QUERIES), processors * GATHERING), parts), 32 * WARPS, ranks,
             offsets, limits, table, extras, unfit, out, i, number, dims, ranks.shape[1], channels,
             number // group, floor,
         )  # fmt: skip
+
+
+def _aligned(part: Tensor) -> Tensor:
+    """At an address that 16 divides, as several numbers are read at a time."""
+    part = part.contiguous()
+    return part.clone() if part.data_ptr() % 16 else part
 
 
 def _pitch(points: int) -> int:
