@@ -40,6 +40,7 @@ def served(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
     monkeypatch.setattr(classes, "here", lambda query, dtype: dtype in (HALF, BRAIN))
+    monkeypatch.setattr(classes, "LEAST", {HALF: 1, BRAIN: 1})
     # blocks of few warps, so that runs are not longer than the sequences of a test
     monkeypatch.setattr(cuda_classes, "CREW", 3)
     monkeypatch.setattr(cuda_classes, "CELLS", 2)
@@ -177,10 +178,16 @@ def test_a_query_that_sees_no_key_gets_zeros(served):
     assert not output[query[:, :, 0] > 0].any()
 
 
-@pytest.mark.parametrize("way", ["gradient", "jumps", "ordered"])
+@pytest.mark.parametrize("way", ["gradient", "jumps", "negative", "short", "ordered"])
 def test_other_calls_are_walked_as_before(way, served, monkeypatch):
     query, key, value = points("normal", 1, 40, 50, 2, 8, HALF)
-    kernel = BOX.kernel if way == "jumps" else "add_laplace"
+    kernel = "add_laplace"
+    if way == "jumps":
+        kernel = BOX.kernel
+    if way == "negative":
+        kernel = sortattn.PolynomialExponential([1.0, -1.0])
+    if way == "short":
+        monkeypatch.setattr(classes, "LEAST", {HALF: 41})
     if way == "gradient":
         value.requires_grad_()
     if way == "ordered":

@@ -26,7 +26,7 @@ _TILE = 64
 # classes of a block of keys, as in relax.cu
 _KEYS = 32
 # of a block that walks: warps, and cells of a run; rows of values and of sums on their way; blocks of a multiprocessor
-CREW, CELLS, VALUES, RING, RESIDENT = 12, 5, 16, 8, 2
+CREW, CELLS, VALUES, RING, RESIDENT = 16, 4, 16, 8, 2
 # of a block that gathers: warps, and queries of each; blocks of a multiprocessor
 WARPS, QUERIES, GATHERING = 8, 16, 2
 # channels of a warp, at most; words of values that a block looks at
