@@ -129,7 +129,7 @@ def test_heads_that_do_not_fit_together_go_one_by_one(name, share, groups, serve
     monkeypatch.setattr(cuda_classes, "_SPACE", 0.7)
     monkeypatch.setattr(cuda_classes, "_SHARE", share)
     given = points("normal", 5, 100, 70, 2, 64, BRAIN)
-    planned = cuda_classes.plan(given[0], given[2])
+    planned = cuda_classes.plan(given[0], given[2], KERNELS[name].terms())
     assert (planned.together, len(planned.groups)) == (1, groups)
     check(KERNELS[name], given)
 
@@ -143,6 +143,12 @@ def test_long_indices_and_classes_that_are_counted_in_turns(name, served, monkey
     # more alike than are put in order at a time
     key[:, 100:200] = 0.5
     check(KERNELS[name], (query, key, value))
+
+
+def test_a_gpu_with_little_shared_memory(served, monkeypatch):
+    monkeypatch.setattr(room, "device", lambda device: room.Device(2, 50 << 20, (18 << 10) + 512))
+    monkeypatch.setattr(cuda_classes, "_shared", lambda terms, width: 0)
+    check("add_laplace", points("normal", 1, 150, 600, 2, 64, HALF))
 
 
 def test_tensors_that_begin_anywhere(served):

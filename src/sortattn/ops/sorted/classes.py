@@ -12,8 +12,8 @@ from ...kernels import SidedKernel, Terms
 from ...validation import Problem
 from ..direct import plain
 
-# queries and keys of a head from which on that is faster on an H200: at 16,384, bfloat16 takes 6.2 / 7.3 / 8.7 ms instead
-# of 8.6 / 9.4 / 15.8, and float16, with more classes, 11.8 / 14.4 / 22.8 instead of 8.5 / 9.3 / 15.7
+# queries and keys of a head from which on that is faster on an H200: at 16,384 bfloat16 took 6.2 / 7.3 / 8.7 ms where
+# widened inputs take 8.6 / 9.4 / 15.8; float16, with more classes, 11.8 / 14.4 / 22.8 where those take 8.5 / 9.3 / 15.7
 LEAST = {torch.bfloat16: 16_384, torch.float16: 32_768}
 
 
@@ -38,7 +38,7 @@ def serves(problem: Problem, kernel: SidedKernel) -> bool:
         return False
     from .cuda_classes import plan
 
-    return _is_mean(terms) and plan(problem.query, problem.value) is not None
+    return _is_mean(terms) and plan(problem.query, problem.value, terms) is not None
 
 
 def attention(problem: Problem, kernel: SidedKernel) -> Tensor:

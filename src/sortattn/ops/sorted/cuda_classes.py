@@ -29,6 +29,8 @@ _KEYS = 32
 CREW, CELLS, VALUES, RING, RESIDENT = 16, 4, 16, 8, 2
 # of a block that gathers: warps, and queries of each; blocks of a multiprocessor
 WARPS, QUERIES, GATHERING = 8, 16, 2
+# bytes of shared memory that blocks have apart from what is asked for, at most
+_FIXED = 17 << 10
 # channels of a warp, at most; words of values that a block looks at
 _WIDEST, _LOOK = 128, 1 << 14
 # how much room there is beside inputs and results, compared to the inputs in float32; and of that, for sums
@@ -46,8 +48,10 @@ class Plan(NamedTuple):
     together: int
 
 
-def plan(query: Tensor, value: Tensor) -> Plan | None:
+def plan(query: Tensor, value: Tensor, terms: Terms) -> Plan | None:
     """By the sizes of a call alone, as the number of classes stays on the GPU; None, if there is no room."""
+    if _shared(terms, min(_stride(value.shape[2]), _WIDEST)) > room.device(query.device).shared - _FIXED:
+        return None
     (problems, number, dims), (_, count, channels) = query.shape, value.shape
     most, key_most, stride = min(number, _MOST), min(count, _MOST), _stride(channels)
     points = dims * (2 * (_pitch(number) + _pitch(count) + most + key_most) + count * _entry(count).itemsize)
@@ -74,7 +78,7 @@ def attention(
     query, key, value = (_aligned(part) for part in (query, key, value))
     problems, number, _ = query.shape
     out = torch.empty(problems, number, value.shape[2], dtype=query.dtype, device=query.device)
-    planned = plan(query, value)
+    planned = plan(query, value, terms)
     given = (query, key, value, weight, bandwidth, out)
     with torch.cuda.device(query.device):
         for some in planned.groups:
@@ -101,7 +105,7 @@ def _attend(
     stride = _stride(channels)
     width = min(stride, _WIDEST)
     parts = stride // width
-    processors = room.device(query.device).processors
+    processors, _, shared = room.device(query.device)
     half = (("BFLOAT", int(query.dtype == torch.bfloat16)), ("LONG", int(count > _SHORT)))
     counting = (*half, ("THREADS", _THREADS))
 
@@ -132,7 +136,11 @@ def _attend(
         (lines,), _THREADS, ranks, classes, counts, number, ranks.shape[1], most
     )
     points, (key_classes, key_counts) = codes(key, 0), lists(key_most)
-    entries, places, stage = empty(lines, count, dtype=_entry(count)), min(count, _ROOM), min(count, _STAGE)
+    entries = empty(lines, count, dtype=_entry(count))
+    places, stage = (min(count, n) for n in (_ROOM, _STAGE))
+    # less of both, where shared memory is small
+    few = min(1.0, (shared - _FIXED) / (4 * places + stage * entries.element_size()))
+    places, stage = int(few * places), int(few * stage)
     launch.Kernel(CLASSES, "arrange", counting)(
         (lines,), _THREADS, points, entries, key_classes, key_counts, count, points.shape[1], key_most, places,
         stage, shared=4 * places + stage * entries.element_size(),
