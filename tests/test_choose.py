@@ -1,13 +1,19 @@
 """The choice of `auto`: always a backend that serves the call, the sorted one where it is long."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 import sortattn
 from sortattn import choose
+from sortattn.bench.paper.run import PaperRow
+from sortattn.records import read
 from sortattn.validation import make_problem
 
 from .cases import CASES, Shape, assert_close, draw, refusal, relative_error
+
+H200 = Path(__file__).parents[1] / "benchmarks" / "results" / "h200-paper.csv"
 
 pytestmark = pytest.mark.usefixtures("cpu_only")
 
@@ -58,6 +64,20 @@ def test_auto_sorts_shorter_sequences_on_a_gpu_where_gradients_are_asked_for(nam
     assert [taken(length, gradients=True) for length in (512, 1500)] == ["tiled", "sorted"]
     with torch.no_grad():
         assert taken(1000, gradients=True) == "tiled"
+
+
+@pytest.mark.parametrize(("passes", "table"), [("forward", "cuda"), ("forward+backward", "cuda with gradients")])
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump"])
+def test_on_a_gpu_auto_takes_what_was_faster_there(name, passes, table):
+    rows = [row for row in read(H200, PaperRow) if (row.kernel, row.passes) == (name, passes)]
+    times = {backend: {row.n: row.mean_ms for row in rows if row.backend == backend} for backend in ("tiled", "sorted")}
+    both = sorted(set.intersection(*(set(column) for column in times.values())))
+    faster = {n: min(times, key=lambda backend: times[backend][n]) for n in both}
+    assert (faster[both[0]], faster[both[-1]]) == ("tiled", "sorted")
+    for n in both:
+        costs = {backend: choose._COSTS[table][name][backend].estimate(48, n, n, 64, 64, 0) for backend in times}
+        # near the crossing either will do
+        assert times[min(costs, key=costs.get)][n] <= 1.1 * times[faster[n]][n], n
 
 
 def test_the_cost_model_can_be_printed():
