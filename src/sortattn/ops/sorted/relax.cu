@@ -192,8 +192,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
             lower[run].load(below, lane);
             upper[run].load(above, lane);
             Sums ahead;
-            ahead.clear();
-            if (first < last) notes[first].load(ahead, lane);
+            notes[first].load(ahead, lane);
             real next_s = at + lane < end ? classes.place(at + lane) : infinity();
             for (int block = first; block < last; block++) {
                 int n = block * KEYS + lane;
