@@ -13,6 +13,7 @@ from .ops.grid import Grid, gpu
 from .ops.grid.error import worst
 from .ops.grid.options import MOST, nodes_for
 from .ops.sorted import backend as sorted_
+from .ops.sorted import classes
 from .ops.tiled import sdpa
 from .precision import get_precision
 from .validation import Problem
@@ -147,12 +148,15 @@ def backend(name: str, problem: Problem, kernel: Kernel, normalised: bool) -> Mo
 def takes_16_bits(name: str, query: object, kernel: Kernel | None = None, bandwidth: object = None) -> bool:
     """Whether the backend of that name works on 16-bit tensors as they are: on a GPU.
 
-    The grid does; and where the result is divided by the sum of weights of this kernel, torch's own attention.
+    The grid does; and where the result is divided by the sum of weights of this kernel, torch's own attention, and
+    `sorted`.
     """
     if not isinstance(name, str) or not isinstance(query, Tensor):
         return False
     if name in ("auto", "tiled"):
         return kernel is not None and sdpa.takes_16_bits(kernel, query, bandwidth)
+    if name == "sorted":
+        return kernel is not None and classes.here(query, query.dtype)
     return name.partition(":")[0] == "grid" and gpu.here(query)
 
 

@@ -161,6 +161,11 @@ template <typename T, typename U> T atomicAdd(T *place, U x) {
     *place += x;
     return before;
 }
+template <typename T, typename U> T atomicOr(T *place, U x) {
+    T before = *place;
+    *place |= x;
+    return before;
+}
 template <typename T, typename U> T atomicExch(T *place, U x) {
     T before = *place;
     *place = x;

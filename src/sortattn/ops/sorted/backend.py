@@ -7,6 +7,7 @@ from ...cuda.support import trouble
 from ...kernels import Kernel, SidedKernel
 from ...validation import Problem
 from ..direct import plain
+from . import classes
 from .api import sided_sum_directly
 from .quotient import _unfit, quotient_directly, unfit
 from .separable import collect, spread
@@ -27,6 +28,9 @@ def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
 
 def attention(problem: Problem, kernel: SidedKernel) -> Tensor:
     """Normalised kernel sums, `(P, M, C)`."""
+    if classes.serves(problem, kernel):
+        return classes.attention(problem, kernel)
+    problem = problem.widened()
     sums, total = _sums(problem, kernel)
     points = problem.query.detach(), problem.key.detach(), problem.value.detach()
     found = (_unfit if plain(*points) else unfit)(*points, problem.group)

@@ -1,0 +1,241 @@
+"""Attention of 16-bit inputs on NVIDIA GPUs by classes of equal coordinates, see classes.cu, relax.cu and ascend.cu."""
+
+import functools
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...cuda import launch
+from ...cuda.compile import Defines
+from ...kernels import Terms
+from . import room
+from .lines import Bandwidth
+
+CLASSES, RELAX, ASCEND, GATHER = (
+    Path(__file__).with_name(f"{name}.cu") for name in ("classes", "relax", "ascend", "gather")
+)
+# coordinates that there can be, and points whose indices have 16 bits
+_MOST, _SHORT = 1 << 16, 1 << 16
+# threads of a block that counts, classes that it counts and points that it puts in order at a time
+_THREADS, _ROOM, _STAGE = 1024, 16 << 10, 16 << 10
+# points of a tile, as in classes.cu
+_TILE = 64
+# classes of a block of keys, as in relax.cu
+_KEYS = 32
+# of a block that walks: warps, and cells of a run; rows of values and of sums on their way; blocks of a multiprocessor
+CREW, CELLS, VALUES, RING, RESIDENT = 16, 4, 16, 8, 2
+# of a block that gathers: warps, and queries of each; blocks of a multiprocessor
+WARPS, QUERIES, GATHERING = 8, 16, 2
+# bytes of shared memory that blocks have apart from what is asked for, at most
+_FIXED = 17 << 10
+# channels of a warp, at most; words of values that a block looks at
+_WIDEST, _LOOK = 128, 1 << 14
+# how much room there is beside inputs and results, compared to the inputs in float32; and of that, for sums
+_SPACE, _SHARE = 2, 0.7
+
+
+class Plan(NamedTuple):
+    """How much there is room for."""
+
+    # heads whose points are counted and ordered at a time
+    groups: list[slice]
+    # rows for classes of queries and of keys that are there at a time, and for how many heads at least
+    rows: int
+    key_rows: int
+    together: int
+
+
+def plan(query: Tensor, value: Tensor, terms: Terms) -> Plan | None:
+    """By the sizes of a call alone, as the number of classes stays on the GPU; None, if there is no room."""
+    if _shared(terms, min(_stride(value.shape[2]), _WIDEST)) > room.device(query.device).shared - _FIXED:
+        return None
+    (problems, number, dims), (_, count, channels) = query.shape, value.shape
+    most, key_most, stride = min(number, _MOST), min(count, _MOST), _stride(channels)
+    points = dims * (2 * (_pitch(number) + _pitch(count) + most + key_most) + count * _entry(count).itemsize)
+    space = max(room.WORKSPACE, 4 * problems * ((number + count) * dims + count * channels)) * _SPACE
+    # a row of sixteen bits, and an extra number
+    scale = space * _SHARE / (dims * (most + key_most) * (2 * stride + 4))
+    if scale < 1:
+        return None
+    rows, key_rows = (int(scale * dims * n) for n in (most, key_most))
+    return Plan(room.groups(problems, points, int(space * (1 - _SHARE))), rows, key_rows, int(scale))
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor | None,
+    terms: Terms,
+    bandwidth: Bandwidth,
+    group: int,
+    floor: float,
+) -> Tensor:
+    """Normalised sums `(P, M, C)` of queries `(P, group * M, D)`, NaN in heads that are not all finite."""
+    query, key, value = (_aligned(part) for part in (query, key, value))
+    problems, number, _ = query.shape
+    out = torch.empty(problems, number, value.shape[2], dtype=query.dtype, device=query.device)
+    planned = plan(query, value, terms)
+    given = (query, key, value, weight, bandwidth, out)
+    with torch.cuda.device(query.device):
+        for some in planned.groups:
+            parts = (part[some].contiguous() if isinstance(part, Tensor) else part for part in given)
+            _attend(*parts, terms, group, floor, planned)
+    return out
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor | None,
+    bandwidth: Bandwidth,
+    out: Tensor,
+    terms: Terms,
+    group: int,
+    floor: float,
+    planned: Plan,
+) -> None:
+    """The same for some heads, into `out`."""
+    (heads, number, dims), (_, count, channels) = query.shape, value.shape
+    lines, most, key_most = heads * dims, min(number, _MOST), min(count, _MOST)
+    stride = _stride(channels)
+    width = min(stride, _WIDEST)
+    parts = stride // width
+    processors, _, shared = room.device(query.device)
+    half = (("BFLOAT", int(query.dtype == torch.bfloat16)), ("LONG", int(count > _SHORT)))
+    counting = (*half, ("THREADS", _THREADS))
+
+    def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=query.device)
+
+    unfit = torch.zeros(heads, group, dtype=torch.int32, device=query.device)
+    values = torch.nn.functional.pad(value, (0, stride - channels)) if stride > channels else value
+    words = count * stride // 2
+    slices = math.ceil(words / _LOOK)
+    launch.Kernel(CLASSES, "look", counting)((heads * slices,), 256, values, unfit, words, group, slices)
+
+    def codes(points: Tensor, each: int) -> Tensor:
+        found = empty(lines, _pitch(points.shape[1]), dtype=torch.int16)
+        launch.Kernel(CLASSES, "spread", counting)(
+            (heads * math.ceil(points.shape[1] / _TILE) * math.ceil(dims / _TILE),), 256, points, found, unfit,
+            points.shape[1], dims, found.shape[1], group, each,
+        )  # fmt: skip
+        return found
+
+    def lists(most: int) -> tuple[Tensor, Tensor]:
+        """The classes of every line, and how many there are."""
+        return empty(lines, most, dtype=torch.int16), empty(lines, dtype=torch.int32)
+
+    # the numbers of their classes take the place of the codes
+    ranks, (classes, counts) = codes(query, number // group), lists(most)
+    launch.Kernel(CLASSES, "rank_classes", counting)(
+        (lines,), _THREADS, ranks, classes, counts, number, ranks.shape[1], most
+    )
+    points, (key_classes, key_counts) = codes(key, 0), lists(key_most)
+    entries = empty(lines, count, dtype=_entry(count))
+    places, stage = (min(count, n) for n in (_ROOM, _STAGE))
+    # less of both, where shared memory is small
+    few = min(1.0, (shared - _FIXED) / (4 * places + stage * entries.element_size()))
+    places, stage = int(few * places), int(few * stage)
+    launch.Kernel(CLASSES, "arrange", counting)(
+        (lines,), _THREADS, points, entries, key_classes, key_counts, count, points.shape[1], key_most, places,
+        stage, shared=4 * places + stage * entries.element_size(),
+    )  # fmt: skip
+    del points
+    rounds = math.ceil(heads / planned.together)
+    capacity, key_capacity = min(planned.rows, lines * most), min(planned.key_rows, lines * key_most)
+    limits, offsets, key_offsets = (
+        empty(rounds + 1, dtype=torch.int32), empty(lines, dtype=torch.int64), empty(lines, dtype=torch.int64)
+    )  # fmt: skip
+    launch.Kernel(CLASSES, "divide_rounds", counting)(
+        (1,), _THREADS, counts, key_counts, offsets, key_offsets, limits, heads, dims, capacity, key_capacity, rounds
+    )
+    table, extras = empty(capacity, stride, dtype=query.dtype), empty(capacity, dtype=torch.float32)
+    rows, row_extras = empty(key_capacity, stride, dtype=query.dtype), empty(key_capacity, dtype=torch.float32)
+    blocks = min(lines, processors * RESIDENT)
+    tau = bandwidth if isinstance(bandwidth, float) else 0.0
+    if terms.rate:
+        source, entry = RELAX, "relax"
+        shelf = terms.below.shape[1] * (width + 1)
+        special = empty(blocks * parts * math.ceil(key_most / _KEYS) * shelf, dtype=torch.float32)
+    else:
+        source, entry, special = ASCEND, "ascend", float(terms.constant)
+    walk = launch.Kernel(source, entry, (*half, *walking(terms, width, parts)))
+    gather = launch.Kernel(GATHER, "gather", (*half, *gathering(width, parts)))
+    for i in range(rounds):
+        walk(
+            (blocks, parts), 32 * CREW, entries, key_classes, key_counts, key_offsets, classes, counts, offsets, limits,
+            values, weight, _table(terms, query.device), None if tau else bandwidth, tau, rows, row_extras, special,
+            table, extras, i, count, dims, most, key_most, shared=_shared(terms, width),
+        )  # fmt: skip
+        gather(
+            (min(heads * math.ceil(number / WARPS / QUERIES), processors * GATHERING), parts), 32 * WARPS, ranks,
+            offsets, limits, table, extras, unfit, out, i, number, dims, ranks.shape[1], channels,
+            number // group, floor,
+        )  # fmt: skip
+
+
+def _aligned(part: Tensor) -> Tensor:
+    """At an address that 16 divides, as several numbers are read at a time."""
+    part = part.contiguous()
+    return part.clone() if part.data_ptr() % 16 else part
+
+
+def _pitch(points: int) -> int:
+    """Room for the codes of a line: whole tiles."""
+    return _whole(points, _TILE)
+
+
+def _stride(channels: int) -> int:
+    """Channels of a row of sums: 32, or 64, or so many times 128."""
+    return 32 if channels <= 32 else 64 if channels <= 64 else _whole(channels, _WIDEST)
+
+
+def _entry(count: int) -> torch.dtype:
+    """For the number of a class and an index."""
+    return torch.int64 if count > _SHORT else torch.int32
+
+
+def walking(terms: Terms, width: int, parts: int) -> Defines:
+    """The macros of relax.cu and ascend.cu."""
+    nodes, powers = terms.below.shape
+    return (
+        ("REAL", "float"), ("VEC", width // 32), ("PARTS", parts), ("NODES", nodes), ("POWERS", powers), ("HALVES", 0),
+        ("RATE", int(terms.rate > 0)), ("BOTH", 0), ("COMPACT", int(terms.compact)), ("FOLDED", terms.folded),
+        ("PRODUCTS", 0), ("SLOPES", 0), ("ORDERED", 0), ("CHUNK", 8), ("PASSING", 0), ("RESIDENT", RESIDENT),
+        ("CREW", CREW), ("CELLS", CELLS), ("VALUES", VALUES), ("RING", RING),
+    )  # fmt: skip
+
+
+def gathering(width: int, parts: int) -> Defines:
+    """The macros of gather.cu."""
+    return ("VEC", width // 32), ("PARTS", parts), ("WARPS", WARPS), ("QUERIES", QUERIES)
+
+
+def _shared(terms: Terms, width: int) -> int:
+    """The shared memory of a block that walks: stations and shelves, as in relax.cu and ascend.cu."""
+    nodes, powers = terms.below.shape
+    numbers = powers * (width + 1)
+    if terms.rate:
+        station = _KEYS * 8 * powers + 32 * _whole(8 * powers + 4, 16) + 64 * 4
+        return CREW * _whole(station, 16) + 2 * CREW * CELLS * 4 * numbers
+    item = 8 if powers == 1 else _whole(4 * powers + 4, 16)
+    station = (32 * nodes + 2 * RING) * item + 32 * _whole(4 * powers + 4, 8) + 64 * 4
+    return CREW * _whole(station, 16) + (CREW * CELLS + 2) * 8 * numbers
+
+
+def _whole(size: int, unit: int) -> int:
+    return math.ceil(size / unit) * unit
+
+
+def _table(terms: Terms, device: torch.device) -> Tensor:
+    return _numbers((*terms.nodes.tolist(), *terms.below.flatten().tolist(), terms.rate), device)
+
+
+@functools.lru_cache(maxsize=256)
+def _numbers(numbers: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64, device=device)

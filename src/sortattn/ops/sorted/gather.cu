@@ -1,0 +1,119 @@
+// From the means of every class, see class_line.cu, to queries: each adds up one row of every dimension, by its weight.
+//
+// Macros: those of half.cu, VEC (channels of a lane), PARTS (of the channels, each for a warp), WARPS (of a block) and
+// QUERIES (of a warp).
+
+#include "half.cu"
+
+typedef float real;
+constexpr unsigned ALL = 0xffffffffu;
+constexpr int WIDTH = 32 * VEC;
+constexpr index_t STRIDE = index_t(PARTS) * WIDTH;
+
+// a row of the table, of a lane
+#if VEC == 1
+struct Packed {
+    half_t at;
+
+    __device__ void add_to(real (&sum)[VEC], real weight) const { sum[0] += weight * widen(at); }
+};
+#else
+struct alignas(2 * VEC) Packed {
+    unsigned at[VEC / 2];
+
+    __device__ void add_to(real (&sum)[VEC], real weight) const {
+#pragma unroll
+        for (int c = 0; c < VEC; c += 2) {
+            real low, high;
+            widen(at[c / 2], low, high);
+            sum[c] += weight * low, sum[c + 1] += weight * high;
+        }
+    }
+};
+#endif
+// numbers of classes of neighbouring queries, as they are read
+struct alignas(2 * QUERIES) Some {
+    unsigned word[QUERIES / 2];
+};
+
+// as in quotient.cu
+__device__ inline real reciprocal(real total, real floor) {
+    if (floor > real(0)) return real(1) / (total < floor ? floor : total);
+    return (total < real(0) ? -total : total) < real(1.17549435e-38) ? real(0) : real(1) / total;
+}
+
+// Queries of the heads of a round: `out (heads, number, channels)`, the mean of their rows by the extras, NaN in heads
+// that are `unfit (heads, group)`. `ranks (heads, dims, pitch)` are the classes.
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+    gather(const half_t *ranks, const index_t *offsets, const int *rounds, const half_t *table, const real *extras,
+           const int *unfit, half_t *out, index_t round, index_t number, index_t dims, index_t pitch, index_t channels,
+           index_t each, double floor) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    index_t tiles = (number + QUERIES * WARPS - 1) / (QUERIES * WARPS), begin = rounds[round];
+    index_t jobs = (rounds[round + 1] - begin) * tiles;
+    const char *rows = reinterpret_cast<const char *>(table + blockIdx.y * WIDTH + lane * VEC);
+    for (index_t job = blockIdx.x; job < jobs; job += gridDim.x) {
+        index_t p = begin + job / tiles, first = (job % tiles * WARPS + warp) * QUERIES;
+        if (first >= number) continue;
+        real sum[QUERIES][VEC] = {};
+        real total[QUERIES] = {};
+        for (index_t several = 0; several < dims; several += 32) {
+            // a lane has the classes of one dimension
+            bool there = several + lane < dims;
+            Some mine = {};
+            index_t offset = 0;
+            real extra[QUERIES] = {};
+            if (there) {
+                index_t line = p * dims + several + lane;
+                mine = *reinterpret_cast<const Some *>(ranks + line * pitch + first);
+                offset = offsets[line];
+#pragma unroll
+                for (int q = 0; q < QUERIES; q++) {
+                    extra[q] = extras[offset + (mine.word[q / 2] >> q % 2 * 16 & 0xffffu)];
+                    total[q] += extra[q];
+                }
+            }
+            int some = int(min(dims - several, index_t(32)));
+#pragma unroll 2
+            for (int d = 0; d < some; d++) {
+                const char *line = rows + __shfl_sync(ALL, offset, d) * (STRIDE * sizeof(half_t));
+                Packed row[QUERIES];
+#pragma unroll
+                for (int q = 0; q < QUERIES; q += 2) {
+                    unsigned two = __shfl_sync(ALL, mine.word[q / 2], d);
+                    row[q] =
+                        *reinterpret_cast<const Packed *>(line + (two & 0xffffu) * unsigned(STRIDE * sizeof(half_t)));
+                    row[q + 1] =
+                        *reinterpret_cast<const Packed *>(line + (two >> 16) * unsigned(STRIDE * sizeof(half_t)));
+                }
+#pragma unroll
+                for (int q = 0; q < QUERIES; q++) row[q].add_to(sum[q], __shfl_sync(ALL, extra[q], d));
+            }
+        }
+#pragma unroll
+        for (int q = 0; q < QUERIES; q++) {
+            real all = total[q];
+#pragma unroll
+            for (int offset = 16; offset; offset >>= 1) all += __shfl_xor_sync(ALL, all, offset);
+            if (first + q >= number) continue;
+            bool spoilt = unfit[p * ((number + each - 1) / each) + (first + q) / each];
+            real factor = spoilt ? __int_as_float(0x7fffffff) : reciprocal(all, real(floor));
+            index_t c = blockIdx.y * WIDTH + lane * VEC;
+            half_t *place = out + (p * number + first + q) * channels + c;
+#if VEC == 1
+            if (c < channels) *place = half_t(narrow(factor * sum[q][0], real(0)));
+#else
+#pragma unroll
+            for (int i = 0; i < VEC; i += 2) {
+                unsigned two = narrow(factor * sum[q][i], factor * sum[q][i + 1]);
+                if (channels % 2 == 0 && c + i < channels) {
+                    *reinterpret_cast<unsigned *>(place + i) = two;
+                } else {
+                    if (c + i < channels) place[i] = half_t(two);
+                    if (c + i + 1 < channels) place[i + 1] = half_t(two >> 16);
+                }
+            }
+#endif
+        }
+    }
+}

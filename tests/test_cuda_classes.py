@@ -1,0 +1,83 @@
+"""Kernels for classes of equal 16-bit coordinates compile, and take no more memory than there is room for."""
+
+import contextlib
+
+import pytest
+import torch
+
+import sortattn
+from sortattn.cuda import launch
+from sortattn.ops.sorted import cuda_classes, room
+
+from .cases import CASES
+from .nvrtc import ARCHITECTURES, machine_code
+from .test_cuda_memory import Meter, size_of
+
+pytest.importorskip("cuda.core")
+
+KERNELS = {name: sortattn.KERNELS[name] for name in ("add_riesz", "add_laplace", "add_bump")}
+KERNELS["matern52"] = CASES["matern52"].kernel
+
+
+def half(dtype=torch.float16, long=0):
+    return ("BFLOAT", int(dtype == torch.bfloat16)), ("LONG", long)
+
+
+def compile_walk(name, architecture, width=64, parts=1, **options) -> None:
+    terms = KERNELS[name].terms()
+    source, entry = (cuda_classes.RELAX, b"relax") if terms.rate else (cuda_classes.ASCEND, b"ascend")
+    defines = (*half(), *cuda_classes.walking(terms, width, parts))
+    assert entry in machine_code(source, defines, architecture, **options)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", KERNELS)
+def test_walks_compile(name, architecture):
+    compile_walk(name, architecture)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_walks_compile_as_for_a_user(name):
+    compile_walk(name, "sm_90", optimised=True)
+
+
+@pytest.mark.parametrize(("width", "parts"), [(32, 1), (128, 2)])
+@pytest.mark.parametrize("name", ["add_laplace", "add_bump"])
+def test_walks_of_few_and_many_channels_compile(name, width, parts):
+    compile_walk(name, "sm_90", width, parts)
+
+
+@pytest.mark.parametrize("long", [0, 1], ids=["short", "long"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_counts_and_gathers_compiles(architecture, dtype, long):
+    defines = half(dtype, long)
+    code = machine_code(cuda_classes.CLASSES, (*defines, ("THREADS", 512)), architecture)
+    for entry in (b"spread", b"look", b"rank_classes", b"arrange", b"divide_rounds"):
+        assert entry in code
+    for width in (32, 64, 128):
+        code = machine_code(cuda_classes.GATHER, (*defines, *cuda_classes.gathering(width, 1)), architecture)
+        assert b"gather" in code
+
+
+@pytest.mark.parametrize(
+    "shape", [(48, 16_384, 64, 64), (48, 131_072, 64, 64), (96, 16_384, 128, 128)], ids=["N16384", "N131072", "D128"]
+)
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump"])
+def test_a_call_takes_no_more_room_than_it_has(name, shape, monkeypatch):
+    monkeypatch.setattr(launch, "Kernel", lambda *_: lambda *arguments, **options: None)
+    monkeypatch.setattr(room, "device", lambda device: room.Device(132, 50 << 20, 227 << 10))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    problems, length, dims, channels = shape
+    points = [torch.empty(problems, length, n, dtype=torch.float16, device="meta") for n in (dims, dims, channels)]
+    with Meter(*points) as meter:
+        out = cuda_classes.attention(*points, None, KERNELS[name].terms(), 1.0, 1, 0.0)
+    # twice as much as the inputs would take in float32
+    assert meter.most - size_of(out) <= 2 * max(room.WORKSPACE, 2 * size_of(*points))
+
+
+def test_a_walk_that_shared_memory_has_no_room_for_goes_another_way(monkeypatch):
+    monkeypatch.setattr(room, "device", lambda device: room.Device(132, 50 << 20, 99 << 10))
+    query, value = (torch.empty(8, 16_384, n, dtype=torch.float16, device="meta") for n in (32, 128))
+    assert cuda_classes.plan(query, value, KERNELS["add_bump"].terms()) is None
+    assert cuda_classes.plan(query, value, KERNELS["add_laplace"].terms()) is not None
