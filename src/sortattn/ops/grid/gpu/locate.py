@@ -86,7 +86,7 @@ def locate_kernel(
     """The cell and the weight of the node above, as one number; for exponentials also one less the weight below.
 
     Masked points stand at the first node. With LINES the points themselves, divided by the bandwidth and multiplied
-    with STRETCH, go to `lines (P, blocks, D, ROWS)`, or in float16 `(P, blocks, D / 4, ROWS, 4)`, zeros behind them.
+    with STRETCH, go to `lines (P, blocks, D, ROWS)`, zeros behind them, or in float16 `(P, N, D)`.
     """
     problem = tl.program_id(2).to(tl.int64)
     n, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * DIMS + tl.arange(0, DIMS)
@@ -99,13 +99,13 @@ def locate_kernel(
     out = (problem * D + d)[None, :] * length + tl.max_contiguous(n, 4)[:, None]
     tau = tl.load(bandwidth + problem)
     if LINES:
-        block = lines + (problem * tl.num_programs(0) + tl.program_id(0)) * (D * ROWS)
-        row = tl.arange(0, ROWS)
         if lines.dtype.element_ty == tl.float16:
-            spot = block + (d // 4 * (4 * ROWS) + d % 4)[None, :] + row[:, None] * 4
+            spot, known = lines + (problem * length + n)[:, None] * D + d[None, :], here
         else:
-            spot = block + (d * ROWS)[None, :] + tl.max_contiguous(row, 4)[:, None]
-        tl.store(spot, (x / tau * STRETCH).to(lines.dtype.element_ty), mask=(d < D)[None, :])
+            block = lines + (problem * tl.num_programs(0) + tl.program_id(0)) * (D * ROWS)
+            spot = block + (d * ROWS)[None, :] + tl.max_contiguous(tl.arange(0, ROWS), 4)[:, None]
+            known = (d < D)[None, :]
+        tl.store(spot, (x / tau * STRETCH).to(lines.dtype.element_ty), mask=known)
     if EXPONENTIAL:
         width = tl.load(base + cell + 1) - start
         distance = tl.minimum(tl.maximum(x - start, 0.0), width)
@@ -130,7 +130,7 @@ def locate(
     points: Tensor,
     weight: Tensor | None = None,
     kind: torch.dtype = torch.float32,
-    lines: bool = False,
+    lines: torch.dtype | None = None,
 ) -> Places:
     """The places of `points (P, N, D)`, in float32 or codes; those without weight stand at the first node."""
     problems, length, dims = points.shape
@@ -140,9 +140,9 @@ def locate(
     tall, wide, warps = (LINE, 16, 4) if lines else (128, 16, 8)
     blocks = count_blocks(length, tall)
     line = first
-    if lines:
-        kept = torch.float16 if grid.halves else torch.float32
-        line = empty(problems, blocks, dims, LINE, dtype=kept, device=points.device)
+    if lines is not None:
+        shape = (length, dims) if lines == torch.float16 else (blocks, dims, LINE)
+        line = empty(problems, *shape, dtype=lines, device=points.device)
     # queries and keys may be as many, but begin at other addresses
     which = (weight is None, lines, length, points.data_ptr() % 16)
     quick(locate_kernel, grid.launches, *which)[(blocks, count_blocks(dims, wide), problems)](
@@ -162,8 +162,8 @@ def locate(
         DIMS=wide,
         EXPONENTIAL=grid.formula.exponential,
         MASKED=weight is not None,
-        LINES=lines,
+        LINES=lines is not None,
         STRETCH=_LOG2_E if grid.halves and grid.formula.kind == "laplace" else 1.0,
         num_warps=warps,
     )
-    return Places(first, second, line if lines else None)
+    return Places(first, second, None if lines is None else line)
