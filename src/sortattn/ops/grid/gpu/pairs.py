@@ -50,10 +50,10 @@ _LAPLACE = _terms(
     + _four("neg.f16x2 @a, @a")
     + _four("ex2.approx.f16x2 @a, @a")
 )
-# the key is the second factor, and minus one, in place of the mask, the first: less max(-t, 0) of eight keys
+# the key is the second factor, and minus one the first: less max(-t, 0) of eight keys
 _LESS = tl.constexpr(
     "{.reg .b32 t0, t1, m, n, z; mov.b64 {t0, t1}, $4; mov.b64 {m, n}, $5; mov.b32 z, 0; "
-    "fma.rn.relu.f16x2 t0, t0, m, z; fma.rn.relu.f16x2 t1, t1, m, z; "
+    "neg.f16x2 t0, t0; neg.f16x2 t1, t1; max.f16x2 t0, t0, z; max.f16x2 t1, t1, z; "
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {$0, $1, $2, $3}, {m, m, m, m}, {t0, t1}, {$6, $7, $8, $9};}"
 )
 
