@@ -82,11 +82,13 @@ def locate_kernel(
     MASKED: tl.constexpr,
     LINES: tl.constexpr,
     STRETCH: tl.constexpr,
+    CENTRED: tl.constexpr,
 ):
     """The cell and the weight of the node above, as one number; for exponentials also one less the weight below.
 
-    Masked points stand at the first node. With LINES the points themselves, divided by the bandwidth and multiplied
-    with STRETCH, go to `lines (P, blocks, D, ROWS)`, zeros behind them, or in float16 `(P, N, D)`.
+    Masked points stand at the first node. With LINES the points themselves, CENTRED around a node, divided by the
+    bandwidth and multiplied with STRETCH, go to `lines (P, blocks, D, ROWS)`, zeros behind them, or in float16 to
+    `(P, N, D)`.
     """
     problem = tl.program_id(2).to(tl.int64)
     n, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * DIMS + tl.arange(0, DIMS)
@@ -105,7 +107,11 @@ def locate_kernel(
             block = lines + (problem * tl.num_programs(0) + tl.program_id(0)) * (D * ROWS)
             spot = block + (d * ROWS)[None, :] + tl.max_contiguous(tl.arange(0, ROWS), 4)[:, None]
             known = (d < D)[None, :]
-        tl.store(spot, (x / tau * STRETCH).to(lines.dtype.element_ty), mask=known)
+        if CENTRED:
+            point = x - tl.load(base + G // 2)
+        else:
+            point = x
+        tl.store(spot, (point / tau * STRETCH).to(lines.dtype.element_ty), mask=known)
     if EXPONENTIAL:
         width = tl.load(base + cell + 1) - start
         distance = tl.minimum(tl.maximum(x - start, 0.0), width)
@@ -164,6 +170,8 @@ def locate(
         MASKED=weight is not None,
         LINES=lines is not None,
         STRETCH=_LOG2_E if grid.halves and grid.formula.kind == "laplace" else 1.0,
+        # of differences alone, float16 has more digits
+        CENTRED=lines == torch.float16 and not grid.formula.riesz,
         num_warps=warps,
     )
     return Places(first, second, None if lines is None else line)

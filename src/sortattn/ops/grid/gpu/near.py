@@ -22,7 +22,7 @@ from .tables import Causal
 # queries and keys of a block, and warps
 _BLOCK = (64, 64, 4)
 # queries of a block in 16 bits
-_TALL = 32
+_TALL = 64
 
 
 @triton.jit
@@ -225,6 +225,7 @@ def sum_near(
             EVEN=seen % tall == 0,
             PRECISION=grid.layout.precision["PRECISION"],
             num_warps=tall // QUERIES,
+            **registers(168),
             num_stages=1,
         )
     tall, keys_together, warps = _BLOCK
