@@ -11,10 +11,12 @@ import torch
 KERNELS = {
     "plan": ("survey_kernel", "nodes_kernel"),
     "locate": ("locate_kernel",),
-    "collect": ("collect_kernel", "count_kernel"),
+    "collect": ("collect_kernel", "count_kernel", "weighted_count_kernel"),
     "matrix": ("matrix_kernel",),
     "transform": ("transform_kernel",),
     "read": ("read_kernel",),
+    "slopes": ("reference_kernel", "prepare_kernel"),
+    "steep": ("steep_kernel", "tilt_kernel"),
 }
 
 

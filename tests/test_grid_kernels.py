@@ -108,3 +108,7 @@ def test_the_operator_compiles_and_maps(interpret):
 
 def test_a_call_that_is_played_again_gives_the_same_bits(interpret):
     interpret("played")
+
+
+def test_gradients_of_a_call_that_is_played_again_are_the_same_bits(interpret):
+    interpret("played_gradients")

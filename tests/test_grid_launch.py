@@ -76,7 +76,7 @@ def _record(monkeypatch, call, inputs):
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: "stream", raising=False)
     with record.Recorder() as recorder:
         out = call(record, *inputs)
-        return recorder.recorded(inputs, out), notes
+        return recorder.recorded(inputs, (out,)), notes
 
 
 def test_a_recorded_call_is_launched_with_the_addresses_of_other_inputs(monkeypatch):
@@ -96,7 +96,7 @@ def test_a_recorded_call_is_launched_with_the_addresses_of_other_inputs(monkeypa
 
     recorded, notes = _record(monkeypatch, call, [torch.zeros(3), torch.zeros(3)])
     points, rows = torch.zeros(3), torch.zeros(3)
-    out = recorded.play([points, rows])
+    (out,) = recorded.play([points, rows])
     assert [compiled for compiled, _ in notes] == ["one", "two", "three"]
     one, two, three = (given for _, given in notes)
     assert one[:3] == ("stream", points.data_ptr(), rows.data_ptr() + 4)

@@ -19,8 +19,8 @@ def alone(operator: Callable, forward: Callable, launches_of: Callable[..., Know
         query, key, value, bandwidth = (part.detach().contiguous() for part in (query, key, value, bandwidth))
         _, numbers = known(kernel, parameters)
         call = (query, key, value, None, bandwidth, numbers, count, group, normalise)
-        inputs = [query, key, value, bandwidth, numbers.numbers, numbers.kinks]
+        inputs = [query, key, value, bandwidth, *numbers.tensors]
         with on(query.device):
-            return (launches_of(*call).play(inputs, lambda: forward(*call).out),)
+            return launches_of(*call).play(inputs, lambda: (forward(*call).out,))
 
     return output

@@ -19,6 +19,7 @@ from .formula import known
 from .forward import forward, launches_of
 from .grid import Grid
 from .language import STATS
+from .launch import launches
 from .layout import Layout
 from .record import keep
 from .tables import Flags, Tables
@@ -89,14 +90,18 @@ def _forward(
         part.detach().contiguous() for part in (query, key, value, weight, bandwidth)
     )
     _, numbers = known(kernel, parameters)
-    counted = weight if masked else None
+    call = (query, key, value, weight if masked else None, bandwidth, numbers, count, group, normalise)
+    inputs = [query, key, value, bandwidth, *numbers.tensors]
+
+    def outputs() -> tuple[Tensor, ...]:
+        found = forward(*call)
+        tables, grid = found.tables, found.grid
+        # outputs of an operator are not the same tensor
+        seconds = tables.seconds if exponential else tables.seconds.new_empty(query.shape[0], 0)
+        return found.out, found.totals, grid.nodes, grid.stats, tables.rows, tables.counts, seconds, found.numbers
+
     with on(query.device):
-        found = forward(query, key, value, counted, bandwidth, numbers, count, group, normalise)
-    tables = found.tables
-    grid = found.grid
-    # outputs of an operator are not the same tensor
-    seconds = tables.seconds if exponential else tables.seconds.new_empty(query.shape[0], 0)
-    return found.out, found.totals, grid.nodes, grid.stats, tables.rows, tables.counts, seconds, found.numbers
+        return outputs() if masked else launches_of(*call, "for gradients").play(inputs, outputs)
 
 
 grid_gpu = torch.library.custom_op("sortattn::grid_gpu", _forward, mutates_args=())
@@ -118,7 +123,7 @@ def _(query, key, value, weight, bandwidth, parameters, kernel, exponential, cou
         wide(problems, dims, padded, channels),
         wide(problems, dims, padded),
         wide(problems, dims, padded) if exponential else wide(problems, 0),
-        query.new_empty(problems * (group + 1), dtype=torch.int32),
+        query.new_empty(problems * (group + 3), dtype=torch.int32),
     )
 
 
@@ -148,28 +153,34 @@ def grid_gpu_backward(
     wants_numbers: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key, value, bandwidth and parameters; the last two are zero unless wanted."""
-    query, key, value, weight, bandwidth = (part.contiguous() for part in (query, key, value, weight, bandwidth))
-    problems = query.shape[0]
+    query, key, value, weight, bandwidth, grad = (
+        part.contiguous() for part in (query, key, value, weight, bandwidth, grad)
+    )
     chosen, numbers = known(kernel, parameters)
-    grid = Grid(nodes, stats, bandwidth, Layout(count, query.dtype), numbers)
-    largest = rows.abs().amax((1, 2, 3)).view(torch.int32)
+    kind = (grad, query, key, value, weight, out, bandwidth, *numbers.constants, count, group, masked, normalise)
+    grid = Grid(nodes, stats, bandwidth, Layout(count, query.dtype), numbers, launches("backward", *kind))
     whole = weight.float().sum(1) if masked else None
+    row_flags, shared, _, largest = flags.split([query.shape[0] * part for part in (group, 1, 1, 1)])
     tables = Tables(rows, counts, seconds if seconds.numel() else counts, largest, key.shape[1], whole)
-    row_flags, shared = flags.split([problems * group, problems])
-    inputs = (grad.contiguous(), query, key, value, weight if masked else None, out, totals, grid, tables)
-    options = (Flags(row_flags, shared, group), chosen, parameters, normalise, wants_numbers)
+    call = (grad, query, key, value, weight if masked else None, out, totals, grid, tables)
+    call += (Flags(row_flags, shared, group), chosen, parameters, normalise, wants_numbers)
+    taus, others = torch.zeros_like(bandwidth), torch.zeros_like(parameters)
     with on(query.device):
-        found = backward(*inputs, *options)
-    taus = torch.zeros_like(bandwidth) if found.bandwidth is None else found.bandwidth
-    others = torch.zeros_like(parameters) if found.parameters is None else found.parameters
-    return found.query, found.key, found.value, taus, others
+        if masked or wants_numbers:
+            found = backward(*call)
+            by_key, by_query, by_value = found.by_inputs
+            taus = taus if found.bandwidth is None else found.bandwidth
+            others = others if found.parameters is None else found.parameters
+        else:
+            inputs = [grad, query, key, value, bandwidth, out, totals, nodes, stats, rows, counts, flags]
+            found = grid.launches.play([*inputs, *numbers.tensors], lambda: backward(*call).by_inputs)
+            by_key, by_query, by_value = found
+    return by_query, by_key, by_value, taus, others
 
 
 @grid_gpu_backward.register_fake
 def _(grad, query, key, value, weight, bandwidth, parameters, *rest):
-    by_points = (part.new_empty(part.shape[0], part.shape[2], part.shape[1]).transpose(1, 2) for part in (query, key))
-    others = (part.new_empty(part.shape) for part in (value, bandwidth, parameters))
-    return *by_points, *others
+    return tuple(part.new_empty(part.shape) for part in (query, key, value, bandwidth, parameters))
 
 
 def _setup(ctx, inputs, output):

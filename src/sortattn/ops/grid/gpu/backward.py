@@ -12,20 +12,20 @@ from .forward import joined, rounds
 from .grid import Grid
 from .layout import of_heads
 from .locate import locate
-from .matrix import matrix
+from .matrix import between_nodes
 from .read import read
+from .record import empty, zeros
 from .slopes import derive, prepare
-from .tables import Flags, Output, Readable, Slopes, Tables
+from .steep import steepen, tilt
+from .tables import Flags, Output, Places, Readable, Slopes, Steep, Tables
 from .transform import transform
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """By query, key, value, bandwidth `(P,)` and the parameters of the kernel; the last two only if wanted."""
+    """By key, query and value, and, if wanted, by bandwidth `(P,)` and the parameters of the kernel."""
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
+    by_inputs: tuple[Tensor, Tensor, Tensor]
     bandwidth: Tensor | None
     parameters: Tensor | None
 
@@ -41,14 +41,10 @@ class _Cotangent:
     reference: Tensor | None
 
     @classmethod
-    def make(cls, grad: Tensor, out: Tensor, totals: Tensor, normalise: bool) -> "_Cotangent":
+    def make(cls, grid: Grid, grad: Tensor, out: Tensor, totals: Tensor, normalise: bool) -> "_Cotangent":
         if not normalise:
             return cls(grad, None, None, None, None)
-        size = totals.abs()
-        seen = size >= torch.finfo(torch.float32).tiny
-        least = torch.where(seen, size, torch.inf).amin(1)
-        reference = torch.where(least.isfinite(), 1 / least, 1.0)
-        rows, factors, extras, weights = prepare(grad, out, totals, reference)
+        rows, factors, extras, weights, reference = prepare(grid, grad, out, totals)
         return cls(rows, weights, factors, extras, reference)
 
 
@@ -69,58 +65,50 @@ def backward(
     wants_numbers: bool,
 ) -> Gradients:
     """The gradients; `wants_numbers`: those of bandwidth and parameters too."""
-    cotangent = _Cotangent.make(grad, out, totals, normalise)
-    problems, rows, dims = query.shape
-    numbers = torch.zeros(2, problems, dtype=torch.int32, device=query.device)
-    phi = matrix(grid, numbers[0])
-    lefts = (torch.searchsorted(grid.nodes, grid.nodes) - 1).clamp(min=0).int()
-    slopes = _slopes(grid, tables, phi, numbers[0], lefts)
-    by_query = torch.empty(problems, dims, rows, dtype=query.dtype, device=query.device)
+    cotangent = _Cotangent.make(grid, grad, out, totals, normalise)
+    problems, rows, _ = query.shape
+    phi_largest, largest = zeros(2 * problems, query.device).split(problems)
+    phi = between_nodes(grid, phi_largest)
+    slopes = _slopes(grid, tables, phi, phi_largest)
+    by_query = empty(*query.shape, dtype=query.dtype, device=query.device)
     by_bandwidth = torch.zeros(problems, device=query.device) if wants_numbers else None
 
     parts = []
-    for some in rounds(query):
+    for some in rounds(query, grid.place_type):
         part = grid.some(some)
-        places = locate(part, query[some])
+        queries, grads = of_heads(query, some), of_heads(grad, some)
+        places = locate(part, queries, kind=grid.place_type)
         factors, extras = of_heads(cotangent.factors, some), of_heads(cotangent.extras, some)
-        points = (query[some], places, grad[some], slopes.some(some), factors, extras)
-        taus = derive(part, *points, by_query[some], wants_numbers)
+        points = (queries, places, grads, slopes.some(some), normalise, factors, extras)
+        taus = _derive(part, *points, of_heads(by_query, some), wants_numbers)
         if taus is not None:
             by_bandwidth[some] += taus
-        left = collect_rows(part, places, cotangent.rows[some], numbers[1, some])
+        left = collect_rows(part, places, of_heads(cotangent.rows, some), of_heads(largest, some))
         if normalise:
-            counts = weighted_count(part, places, cotangent.weights[some])
+            counts = weighted_count(part, places, of_heads(cotangent.weights, some))
         else:
             counts = torch.zeros(left.shape[:3], device=left.device)
         parts.append((left, counts))
     left, counts = joined(parts)
-    turned = Tables(left, counts, counts, numbers[1], rows, weighted=True)
+    turned = Tables(left, counts, counts, largest, rows, weighted=True)
     factor = cotangent.reference
 
-    readable = transform(grid, turned, phi, numbers[0], changes=grid.changes, transposed=True, factor=factor)
-    slopes = _slopes(grid, turned, phi, numbers[0], lefts, transposed=True, factor=factor)
-    by_key = torch.empty(problems, dims, key.shape[1], dtype=key.dtype, device=key.device)
-    by_value = torch.empty_like(value)
-    extras = None
-    if normalise:
-        extras = torch.ones(key.shape[:2], device=key.device) if weight is None else weight.float()
+    slopes = _slopes(grid, turned, phi, phi_largest, transposed=True, factor=factor)
+    readable = slopes.changes
+    if not grid.changes:
+        readable = transform(grid, turned, phi, phi_largest, changes=False, transposed=True, factor=factor)
+    by_key = empty(*key.shape, dtype=key.dtype, device=key.device)
+    by_value = empty(*value.shape, dtype=value.dtype, device=value.device)
+    extras = weight.float() if normalise and weight is not None else None
     # what is not finite in a query does not reach the keys of its group here; poisoned outputs have NaN gradients
     shared = Flags(flags.shared, flags.shared, 1)
-    for some in rounds(key):
+    for some in rounds(key, grid.place_type):
         part = grid.some(some)
-        places = locate(part, key[some], of_heads(weight, some))
-        read(part, places, readable.some(some), Output(by_value[some], None, shared.some(some), False))
-        taus = derive(
-            part,
-            key[some],
-            places,
-            value[some],
-            slopes.some(some),
-            None,
-            of_heads(extras, some),
-            by_key[some],
-            wants_numbers,
-        )
+        keys, values = of_heads(key, some), of_heads(value, some)
+        places = locate(part, keys, of_heads(weight, some), grid.place_type)
+        read(part, places, readable.some(some), Output(of_heads(by_value, some), None, shared.some(some), False))
+        points = (keys, places, values, slopes.some(some), normalise, None, of_heads(extras, some))
+        taus = _derive(part, *points, of_heads(by_key, some), wants_numbers)
         if taus is not None:
             by_bandwidth[some] += taus
     by_parameters = None
@@ -128,23 +116,48 @@ def backward(
         by_phi = _by_matrix(grid, tables, turned, factor)
         taus, by_parameters = recorded(lambda: _through_matrix(grid, kernel, parameters, by_phi))
         by_bandwidth += taus
-    return Gradients(by_query.transpose(1, 2), by_key.transpose(1, 2), by_value, by_bandwidth, by_parameters)
+    return Gradients((by_key, by_query, by_value), by_bandwidth, by_parameters)
 
 
 def _slopes(
     grid: Grid,
     tables: Tables,
-    phi: Tensor,
+    phi: Tensor | None,
     largest: Tensor,
-    lefts: Tensor,
     transposed: bool = False,
     factor: Tensor | None = None,
-) -> Slopes:
+) -> Slopes | Steep:
     def readable(changes: bool) -> Readable:
         return transform(grid, tables, phi, largest, changes=changes, transposed=transposed, factor=factor)
 
     changes = readable(True)
-    return Slopes(changes, readable(False) if grid.formula.exponential else changes, lefts)
+    if not grid.formula.exponential:
+        return steepen(grid, changes)
+    lefts = (torch.searchsorted(grid.nodes, grid.nodes) - 1).clamp(min=0).int()
+    return Slopes(changes, readable(False), lefts)
+
+
+def _derive(
+    grid: Grid,
+    points: Tensor,
+    places: Places,
+    rows: Tensor,
+    slopes: Slopes | Steep,
+    counted: bool,
+    factors: Tensor | None,
+    extras: Tensor | None,
+    out: Tensor,
+    wants_bandwidth: bool,
+) -> Tensor | None:
+    """`tilt` or `derive`, as the slopes are; one more channel is `counted`, with ones if there are no `extras`."""
+    if isinstance(slopes, Steep):
+        return tilt(grid, places, rows, slopes, counted, factors, extras, out)
+    if counted and extras is None:
+        extras = torch.ones(rows.shape[:2], device=rows.device)
+    turned = torch.empty_like(out.mT, memory_format=torch.contiguous_format)
+    taus = derive(grid, points, places, rows, slopes, factors, extras, turned, wants_bandwidth)
+    out.copy_(turned.mT)
+    return taus
 
 
 def _hats(grid: Grid, tables: Tables) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from .grid import Grid
 from .language import product, ramp, unit
 from .launch import quick
-from .layout import FAST, bits_of_cells, channel_block, count_blocks, joined_parts, registers, split_length
+from .layout import FAST, bits_of_cells, channel_block, count_blocks, joined_parts, registers, shifts, split_length
 from .record import empty
 from .tables import Places
 
@@ -179,6 +179,13 @@ def count_kernel(
 
 
 @triton.jit
+def _as_number(place):
+    if place.dtype == tl.int16:
+        place = place.to(tl.float32) * (1 / 512)
+    return place
+
+
+@triton.jit
 def weighted_count_kernel(
     places,
     seconds,
@@ -206,8 +213,9 @@ def weighted_count_kernel(
         n = start + tl.arange(0, ROWS)
         row = tl.load(weight + line // D * length + n, mask=n < stop, other=0.0)[None, :]
         place = tl.load(places + line * length + n, mask=n < stop, other=0)[None, :]
+        place = _as_number(place)
         if HATS:
-            second = tl.load(seconds + line * length + n, mask=n < stop, other=0)[None, :]
+            second = _as_number(tl.load(seconds + line * length + n, mask=n < stop, other=0)[None, :])
             share = ramp(place, before, False) - ramp(second, shift, False)
         else:
             share = ramp(place, shift, False)
@@ -302,11 +310,11 @@ def _sum(grid: Grid, places: Places, weight: Tensor, hats: bool, chunk: int = 0)
     span, splits = chunk, math.ceil(places.length / max(chunk, 1))
     if not chunk:
         span, splits = split_length(places.length, problems * grid.dims * padded // block, 1024)
-    table = torch.empty(splits, problems, grid.dims, padded, device=weight.device)
-    weighted_count_kernel[(problems * grid.dims, padded // block, splits)](
+    table = empty(splits, problems, grid.dims, padded, device=weight.device)
+    quick(weighted_count_kernel, grid.launches)[(problems * grid.dims, padded // block, splits)](
         places.first,
         places.second,
-        grid.shifts(places.first),
+        shifts(padded, weight.device, torch.float32),
         weight,
         table,
         places.length,

@@ -27,6 +27,11 @@ class Formula:
     kind: str
 
     @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """What kernels read."""
+        return self.numbers, self.kinks
+
+    @property
     def constants(self) -> tuple:
         """What kernels are compiled for."""
         return self.count, self.jumps, self.decays, self.exponential, self.riesz, self.beside, self.kind

@@ -12,7 +12,7 @@ from .grid import Grid
 from .launch import Known, launches
 from .layout import of_heads
 from .locate import locate
-from .matrix import matrix
+from .matrix import between_nodes
 from .plan import plan
 from .read import read
 from .record import empty, zeros
@@ -32,15 +32,15 @@ class Result:
     grid: Grid
     tables: Tables
     flags: Flags
-    # those of the rows, then the shared ones
+    # those of the rows, the shared ones, and the largest numbers of `phi` and of the table
     numbers: Tensor
 
 
 def launches_of(
-    query, key, value, weight, bandwidth, kernel: Formula, count: int, group: int, normalise: bool
+    query, key, value, weight, bandwidth, kernel: Formula, count: int, group: int, normalise: bool, *other
 ) -> Known:
     """What is known of the launches of calls like this one."""
-    return launches(query, key, value, weight, bandwidth, *kernel.constants, count, group, normalise)
+    return launches(query, key, value, weight, bandwidth, *kernel.constants, count, group, normalise, *other)
 
 
 def forward(
@@ -62,7 +62,7 @@ def forward(
     known = launches_of(query, key, value, weight, bandwidth, kernel, count, group, normalise)
     grid = plan(query, key, weight, bandwidth, kernel, count, flags, known)
     tables = collect(grid, key, value, weight, largest)
-    phi = matrix(grid, phi_largest)
+    phi = between_nodes(grid, phi_largest)
     readable = transform(grid, tables, phi, phi_largest, changes=grid.changes)
     out = empty(problems, rows, value.shape[2], dtype=value.dtype, device=value.device)
     totals = empty(problems, rows, device=query.device)
@@ -71,7 +71,7 @@ def forward(
         places = locate(part, of_heads(query, some), kind=grid.place_type)
         sums = Output(of_heads(out, some), of_heads(totals, some), flags.some(some), normalise)
         read(part, places, readable.some(some), sums)
-    return Result(out, totals, grid, tables, flags, numbers[: problems * (group + 1)])
+    return Result(out, totals, grid, tables, flags, numbers)
 
 
 def collect(grid: Grid, key: Tensor, value: Tensor, weight: Tensor | None, largest: Tensor) -> Tables:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 # lines of what is known of cells, see `nodes_kernel`
-STATS = tl.constexpr(6)
+STATS = tl.constexpr(15)
 
 
 @triton.jit
@@ -64,16 +64,27 @@ def unit(places):
 
 @triton.jit
 def find_bin(x, bottom, per_bin, BINS: tl.constexpr):
-    """In which of BINS bins of equal width points are: never in one before that of a smaller point."""
-    return tl.minimum(tl.maximum(((x - bottom) * per_bin).to(tl.int32), 0), BINS - 1)
+    """In which of BINS bins of equal width points are: never in one before that of a smaller point.
+
+    Behind 2^23 a float32 has no bits behind the point, so its last bits are the integer.
+    """
+    place = tl.fma(x, per_bin, tl.fma(-bottom, per_bin, 8388608.0))
+    place = tl.minimum(tl.maximum(place, 8388608.0), 8388607.0 + BINS)
+    return place.to(tl.int32, bitcast=True) & (BINS - 1)
 
 
 @triton.jit
 def load_pair(pairs, at):
     """Both numbers of the pairs `at` from a pointer to float32, in one look-up."""
-    pair = tl.load(pairs.to(tl.pointer_type(tl.int64)) + at)
-    first, second = pair.to(tl.int32), (pair >> 32).to(tl.int32)
+    first, second = load_words(pairs, at)
     return first.to(tl.float32, bitcast=True), second.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def load_words(pairs, at):
+    """The same as integers."""
+    pair = tl.load(pairs.to(tl.pointer_type(tl.int64)) + at)
+    return pair.to(tl.int32), (pair >> 32).to(tl.int32)
 
 
 @triton.jit

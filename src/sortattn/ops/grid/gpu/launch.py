@@ -23,17 +23,17 @@ class Known:
         self._recorded: record.Recorded | None = None
         self._calls = 0
 
-    def play(self, inputs: list[Tensor], call: Callable[[], Tensor]) -> Tensor:
-        """The output of a call with these inputs: of the third of its kind as the second was recorded."""
+    def play(self, inputs: list[Tensor], call: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """The outputs of a call with these inputs: of the third of its kind as the second was recorded."""
         if self._recorded is not None:
             return self._recorded.play(inputs)
         self._calls += 1
         if self._calls != 2:
             return call()
         with record.Recorder() as recorder:
-            out = call()
-            self._recorded = recorder.recorded(inputs, out)
-        return out
+            outs = call()
+            self._recorded = recorder.recorded(inputs, outs)
+        return outs
 
 
 def launches(*inputs) -> Known:

@@ -8,12 +8,13 @@ import triton.language as tl
 from torch import Tensor
 
 from .grid import Grid
-from .language import STATS, find_bin, load_pair
+from .language import STATS, find_bin, load_pair, load_words
 from .launch import quick
 from .layout import LINE, count_blocks
 from .record import empty
 from .tables import Places
 
+TURNS = 4
 _LOG2_E = math.log2(math.e)
 
 
@@ -24,16 +25,6 @@ def sinh_ratio(z, width):
     wide = tl.maximum(width, 0.1)
     full = tl.exp(z - wide) * (1 - tl.exp(-2 * z)) / (1 - tl.exp(-2 * wide))
     return tl.where(width < 0.1, ratio * (1 + (z * z - width * width) / 6), full)
-
-
-@triton.jit
-def _store(spot, cell, share, here):
-    """Places, see `language`; of codes not the last 512, so that one more cell does not overflow."""
-    if spot.dtype.element_ty == tl.int16:
-        place = tl.minimum(cell * 512 + (share * 512 + 0.5).to(tl.int32), 32255).to(tl.int16)
-    else:
-        place = cell.to(tl.float32) + share
-    tl.store(spot, place, mask=here)
 
 
 @triton.jit
@@ -63,6 +54,25 @@ def _find_cell(x, nodes, index, G: tl.constexpr, GP: tl.constexpr):
 
 
 @triton.jit
+def _find_code(x, nodes, index, G: tl.constexpr, GP: tl.constexpr):
+    """The codes of `x (ROWS, DIMS)` where no bin has two nodes, in one look-up, see `_index`."""
+    per_bin = tl.load(index + 2 * (G - 1))
+    start, slopes = load_words(index + 3 * GP, find_bin(x, tl.load(nodes), per_bin, 4 * GP))
+    distance = x - (start & -64).to(tl.float32, bitcast=True)
+    slope = tl.where(distance < 0, slopes, slopes >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    # the integer is in the last bits, as in `find_bin`
+    share = tl.fma(distance * per_bin, slope, 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
+    return _bounded((start & 63) * 512 + share, G)
+
+
+@triton.jit
+def _bounded(code, G: tl.constexpr):
+    """Codes of cells that there are, whatever x was; not the last 512, so that one more cell does not overflow."""
+    MOST: tl.constexpr = 512 * (G - 1) if G < 64 else 32255
+    return tl.minimum(tl.maximum(code, 0), MOST).to(tl.int16)
+
+
+@triton.jit
 def locate_kernel(
     points,
     weight,
@@ -77,6 +87,7 @@ def locate_kernel(
     G: tl.constexpr,
     GP: tl.constexpr,
     ROWS: tl.constexpr,
+    TURNS: tl.constexpr,
     DIMS: tl.constexpr,
     EXPONENTIAL: tl.constexpr,
     MASKED: tl.constexpr,
@@ -86,49 +97,69 @@ def locate_kernel(
 ):
     """The cell and the weight of the node above, as one number; for exponentials also one less the weight below.
 
-    Masked points stand at the first node. With LINES the points themselves, CENTRED around a node, divided by the
-    bandwidth and multiplied with STRETCH, go to `lines (P, blocks, D, ROWS)`, zeros behind them, or in float16 to
-    `(P, N, D)`.
+    TURNS blocks of ROWS points by program, so that what is known of the nodes is brought once for all of them. Masked
+    points stand at the first node. With LINES the points themselves, CENTRED around a node, divided by the bandwidth
+    and multiplied with STRETCH, go to `lines (P, blocks, D, ROWS)`, zeros behind them, or in float16 to `(P, N, D)`.
     """
     problem = tl.program_id(2).to(tl.int64)
-    n, d = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * DIMS + tl.arange(0, DIMS)
-    here = (n < length)[:, None] & (d < D)[None, :]
-    x = tl.load(points + (problem * length + n)[:, None] * D + d[None, :], mask=here, other=0.0).to(tl.float32)
+    d = tl.program_id(1) * DIMS + tl.arange(0, DIMS)
     line = (problem * D + tl.where(d < D, d, 0))[None, :]
-    base = nodes + line * GP
-    cell, start, per_width = _find_cell(x, base, stats + (line * STATS + 3) * GP, G, GP)
-    # four points of a line a thread, as it is for float32: with the eight that fit for codes it took a third longer
-    out = (problem * D + d)[None, :] * length + tl.max_contiguous(n, 4)[:, None]
+    base, index = nodes + line * GP, stats + (line * STATS + 3) * GP
     tau = tl.load(bandwidth + problem)
-    if LINES:
-        if lines.dtype.element_ty == tl.float16:
-            spot, known = lines + (problem * length + n)[:, None] * D + d[None, :], here
-        else:
-            block = lines + (problem * tl.num_programs(0) + tl.program_id(0)) * (D * ROWS)
-            spot = block + (d * ROWS)[None, :] + tl.max_contiguous(tl.arange(0, ROWS), 4)[:, None]
-            known = (d < D)[None, :]
-        if CENTRED:
-            point = x - tl.load(base + G // 2)
-        else:
-            point = x
-        tl.store(spot, (point / tau * STRETCH).to(lines.dtype.element_ty), mask=known)
-    if EXPONENTIAL:
-        width = tl.load(base + cell + 1) - start
-        distance = tl.minimum(tl.maximum(x - start, 0.0), width)
-        above, below = sinh_ratio(distance / tau, width / tau), sinh_ratio((width - distance) / tau, width / tau)
-        rest = tl.minimum(tl.maximum(1 - below, 0.0), 1.0)
-    else:
-        # a NaN becomes zero
-        above = tl.maximum((x - start) * per_width, 0.0)
-    above = tl.minimum(above, 1.0)
-    if MASKED:
-        counts = (tl.load(weight + problem * length + n, mask=n < length, other=0.0) != 0)[:, None]
-        cell, above = tl.where(counts, cell, 0), tl.where(counts, above, 0.0)
-    _store(places + out, cell, above, here)
-    if EXPONENTIAL:
+    blocks = tl.cdiv(length, ROWS)
+    CODES: tl.constexpr = places.dtype.element_ty == tl.int16
+    crowded = True
+    if CODES:
+        crowded = tl.max(tl.max(tl.load(index + 2 * (G - 1) + 1), 1), 0) > 1
+    for turn in range(0, TURNS):
+        tile = tl.program_id(0) * TURNS + turn
+        n = tile * ROWS + tl.arange(0, ROWS)
+        here = (n < length)[:, None] & (d < D)[None, :]
+        x = tl.load(points + (problem * length + n)[:, None] * D + d[None, :], mask=here, other=0.0).to(tl.float32)
+        # four points of a line a thread, as it is for float32: with the eight that fit for codes it took a third longer
+        out = (problem * D + d)[None, :] * length + tl.max_contiguous(n, 4)[:, None]
         if MASKED:
-            rest = tl.where(counts, rest, 0.0)
-        _store(seconds + out, cell, rest, here)
+            counts = (tl.load(weight + problem * length + n, mask=n < length, other=0.0) != 0)[:, None]
+        if LINES:
+            if lines.dtype.element_ty == tl.float16:
+                spot, inside = lines + (problem * length + n)[:, None] * D + d[None, :], here
+            else:
+                block = lines + (problem * blocks + tile) * (D * ROWS)
+                spot = block + (d * ROWS)[None, :] + tl.max_contiguous(tl.arange(0, ROWS), 4)[:, None]
+                inside = (d < tl.where(tile < blocks, D, 0))[None, :]
+            point = x
+            if CENTRED:
+                point -= tl.load(base + G // 2)
+            tl.store(spot, (point / tau * STRETCH).to(lines.dtype.element_ty), mask=inside)
+        if CODES:
+            if crowded:
+                cell, start, per_width = _find_cell(x, base, index, G, GP)
+                # a NaN becomes zero
+                share = tl.minimum(tl.maximum((x - start) * per_width, 0.0), 1.0)
+                code = _bounded(cell * 512 + (share * 512 + 0.5).to(tl.int32), G)
+            else:
+                code = _find_code(x, base, index, G, GP)
+            if MASKED:
+                code = tl.where(counts, code, 0)
+            tl.store(places + out, code, mask=here)
+        else:
+            cell, start, per_width = _find_cell(x, base, index, G, GP)
+            if EXPONENTIAL:
+                width = tl.load(base + cell + 1) - start
+                distance = tl.minimum(tl.maximum(x - start, 0.0), width)
+                above, below = distance / tau, (width - distance) / tau
+                above, below = sinh_ratio(above, width / tau), sinh_ratio(below, width / tau)
+                rest = tl.minimum(tl.maximum(1 - below, 0.0), 1.0)
+            else:
+                above = tl.maximum((x - start) * per_width, 0.0)
+            above = tl.minimum(above, 1.0)
+            if MASKED:
+                cell, above = tl.where(counts, cell, 0), tl.where(counts, above, 0.0)
+            tl.store(places + out, cell.to(tl.float32) + above, mask=here)
+            if EXPONENTIAL:
+                if MASKED:
+                    rest = tl.where(counts, rest, 0.0)
+                tl.store(seconds + out, cell.to(tl.float32) + rest, mask=here)
 
 
 def locate(
@@ -145,13 +176,14 @@ def locate(
     # points and dimensions of a block, and warps; with twice as many dimensions it took 5 per cent longer
     tall, wide, warps = (LINE, 16, 4) if lines else (128, 16, 8)
     blocks = count_blocks(length, tall)
+    turns = 1 if kind == torch.float32 else TURNS
     line = first
     if lines is not None:
         shape = (length, dims) if lines == torch.float16 else (blocks, dims, LINE)
         line = empty(problems, *shape, dtype=lines, device=points.device)
     # queries and keys may be as many, but begin at other addresses
     which = (weight is None, lines, length, points.data_ptr() % 16)
-    quick(locate_kernel, grid.launches, *which)[(blocks, count_blocks(dims, wide), problems)](
+    quick(locate_kernel, grid.launches, *which)[(count_blocks(blocks, turns), count_blocks(dims, wide), problems)](
         points,
         first if weight is None else weight,
         grid.nodes,
@@ -165,6 +197,7 @@ def locate(
         G=grid.layout.count,
         GP=grid.layout.padded,
         ROWS=tall,
+        TURNS=turns,
         DIMS=wide,
         EXPONENTIAL=grid.formula.exponential,
         MASKED=weight is not None,

@@ -71,18 +71,74 @@ def _corner(nodes, stats, rate, i, j, kink, A: tl.constexpr, B: tl.constexpr, G:
 
 
 @triton.jit
-def _diagonal(
-    nodes, stats, tau, cell, SIDE: tl.constexpr, EXPONENTIAL: tl.constexpr, G: tl.constexpr, GP: tl.constexpr
+def between(
+    i,
+    j,
+    nodes,
+    stats,
+    tau,
+    numbers,
+    kinks,
+    count,
+    jumps,
+    epsilon,
+    G: tl.constexpr,
+    GP: tl.constexpr,
+    DECAYS: tl.constexpr,
+    RIESZ: tl.constexpr,
 ):
-    """What a cell adds on the diagonal at its start (SIDE 0) or end, for a change of slope of minus one at zero."""
-    inside = (cell >= 0) & (cell < G - 1)
-    r = tl.minimum(tl.maximum(cell, 0), G - 2)
-    width = (tl.load(nodes + r + 1) - tl.load(nodes + r)) / tau
-    if EXPONENTIAL:
-        # 2 tanh(width / 2)
-        width = 2 * (1 - tl.exp(-width)) / (1 + tl.exp(-width))
-    part = tl.load(stats + (1 + SIDE) * GP + r)
-    return tl.where(inside, width / 24 * tl.load(stats + r) * part * part, 0.0)
+    """`Phi_ij` of one dimension, with the correction for a kink at zero; zero beyond G."""
+    s, t = tl.load(nodes + tl.minimum(i, G - 1)), tl.load(nodes + tl.minimum(j, G - 1))
+    if RIESZ:
+        # |s| + |t| - |s - t|: twice the smaller one where the signs agree
+        least = tl.minimum(tl.abs(s), tl.abs(t))
+        value = tl.where(s * t > 0, least * (2 / tau), 0.0) + epsilon
+    elif DECAYS:
+        value = exponential((s - t) * (1 / tau), numbers, count)
+    else:
+        value = spline((s - t) * (1 / tau), numbers, count)
+    jump = 0.0
+    for k in range(0, jumps):
+        jump += tl.where(tl.load(kinks + k) == 0, tl.load(kinks + jumps + k), 0.0)
+    value -= tl.where(i == j, jump * tl.load(stats + (STATS - 1) * GP + i), 0.0)
+    if G < GP:
+        value = tl.where((i < G) & (j < G), value, 0.0)
+    return value
+
+
+@triton.jit
+def bound(
+    nodes,
+    tau,
+    numbers,
+    count,
+    epsilon,
+    D: tl.constexpr,
+    DIMS: tl.constexpr,
+    G: tl.constexpr,
+    GP: tl.constexpr,
+    DECAYS: tl.constexpr,
+    RIESZ: tl.constexpr,
+):
+    """A number that no `Phi_ij` of a head exceeds, from its `nodes (D, GP)`; splines are largest at ends or kinks."""
+    d = tl.arange(0, DIMS)
+    line = nodes + tl.minimum(d, D - 1) * GP
+    low, high = tl.load(line), tl.load(line + G - 1)
+    if RIESZ:
+        found = 2 * tl.max(tl.maximum(tl.abs(low), tl.abs(high)), 0) / tau + epsilon
+    elif DECAYS:
+        # u^k e^-u is below k!
+        found, factorial = 0.0, 1.0
+        for k in range(count):
+            found += tl.abs(tl.load(numbers + count - 1 - k)) * factorial
+            factorial *= k + 1
+    else:
+        across = tl.max(high - low, 0) / tau
+        found = tl.maximum(tl.abs(spline(across, numbers, count)), tl.abs(spline(-across, numbers, count)))
+        for k in range(count):
+            found = tl.maximum(found, tl.abs(tl.load(numbers + 1 + count + k)))
+    # the correction
+    return 2 * found
 
 
 @triton.jit
@@ -104,7 +160,6 @@ def matrix_kernel(
     DECAYS: tl.constexpr,
     RIESZ: tl.constexpr,
     BESIDE: tl.constexpr,
-    EXPONENTIAL: tl.constexpr,
 ):
     """A block of `phi (P * D, GP, GP)`, zero beyond G; `largest (P)` is raised to the largest of it.
 
@@ -115,24 +170,10 @@ def matrix_kernel(
     j = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)[None, :]
     line, cells = nodes + at * GP, stats + at * STATS * GP
     tau = tl.load(bandwidth + at // D)
-    inside = (i < G) & (j < G)
-    s, t = tl.load(line + tl.minimum(i, G - 1)), tl.load(line + tl.minimum(j, G - 1))
-    u = (s - t) / tau
-    if DECAYS:
-        value = exponential(u, numbers, count)
-    else:
-        value = spline(u, numbers, count)
-    if RIESZ:
-        # |s| + |t| - |s - t|: twice the smaller one where the signs agree
-        least = tl.minimum(tl.abs(s), tl.abs(t))
-        value = tl.where(s * t > 0, 2 * least / tau, 0.0) + epsilon
-    for k in range(0, jumps):
-        kink, jump = tl.load(kinks + k), tl.load(kinks + jumps + k)
-        if kink == 0:
-            own = _diagonal(line, cells, tau, i, 0, EXPONENTIAL, G, GP)
-            own += _diagonal(line, cells, tau, i - 1, 1, EXPONENTIAL, G, GP)
-            value -= jump * tl.where(i == j, own, 0.0)
-        elif BESIDE:
+    value = between(i, j, line, cells, tau, numbers, kinks, count, jumps, epsilon, G, GP, DECAYS, RIESZ)
+    if BESIDE:
+        for k in range(0, jumps):
+            kink, jump = tl.load(kinks + k), tl.load(kinks + jumps + k)
             # most blocks are not near the line
             i0, j0 = tl.program_id(1) * BLOCK, tl.program_id(2) * BLOCK
             s_least, t_least = tl.load(line + tl.maximum(i0 - 1, 0)), tl.load(line + tl.maximum(j0 - 1, 0))
@@ -140,16 +181,20 @@ def matrix_kernel(
                 tl.load(line + tl.minimum(i0 + BLOCK, G - 1)),
                 tl.load(line + tl.minimum(j0 + BLOCK, G - 1)),
             )
-            if (s_most - t_least >= kink * tau) & (s_least - t_most <= kink * tau):
+            if (kink != 0) & (s_most - t_least >= kink * tau) & (s_least - t_most <= kink * tau):
                 extra = _corner(line, cells, 1 / tau, i, j, kink, 0, 0, G, GP)
                 extra += _corner(line, cells, 1 / tau, i, j, kink, 1, 0, G, GP)
                 extra += _corner(line, cells, 1 / tau, i, j, kink, 0, 1, G, GP)
                 extra += _corner(line, cells, 1 / tau, i, j, kink, 1, 1, G, GP)
-                value += jump * extra
-    value = tl.where(inside, value, 0.0)
+                value += tl.where((i < G) & (j < G), jump * extra, 0.0)
     tl.store(phi + at * GP * GP + i * GP + j, value)
     bits = tl.abs(value).to(tl.int32, bitcast=True)
     tl.atomic_max(largest + at // D, tl.max(tl.max(bits, 1), 0))
+
+
+def between_nodes(grid: Grid, largest: Tensor) -> Tensor | None:
+    """`matrix`, or None where `transform` computes it for itself."""
+    return matrix(grid, largest) if grid.formula.beside else None
 
 
 def matrix(grid: Grid, largest: Tensor) -> Tensor:
@@ -176,7 +221,6 @@ def matrix(grid: Grid, largest: Tensor) -> Tensor:
         DECAYS=grid.formula.decays,
         RIESZ=grid.formula.riesz,
         BESIDE=grid.formula.beside,
-        EXPONENTIAL=grid.formula.exponential,
         num_warps=2 if grid.formula.beside else 4,
     )
     return phi

@@ -42,11 +42,15 @@ def _nodes_before(own, b, POWER: tl.constexpr):
 
 @triton.jit
 def _index(nodes, bottom, top, out, G: tl.constexpr, POWER: tl.constexpr):
-    """What a search for cells begins with: `2^POWER` pairs of numbers, then four bytes for each of them.
+    """What a search for cells begins with: `2^POWER` pairs of numbers, four bytes for each of them, and four pairs.
 
     The pair of a cell is its start and one over its width; the last one is one over the width of a bin, and how many
     steps a binary search inside the fullest bin takes. The bytes are the cell at the start of every bin, of equal width
     from `bottom` to `top`. A node below a point is in the same bin or one before it, however both are rounded.
+
+    Where no bin has two nodes, the last pairs say all that a code needs: of the node in the bin, or the last one before
+    it, where it stands, in the last six bits which one it is, and as two float16 the slopes of codes on both sides of
+    it, by the width of a bin. Points and nodes in 16 bits have zeros where those six bits are.
     """
     GP: tl.constexpr = 1 << POWER
     BINS: tl.constexpr = 4 * GP
@@ -64,7 +68,16 @@ def _index(nodes, bottom, top, out, G: tl.constexpr, POWER: tl.constexpr):
     tl.store(out + 2 * g, tl.where(last, per_bin, nodes))
     tl.store(out + 2 * g + 1, tl.where(last, steps.to(tl.float32), per_width))
     cell = tl.minimum(tl.maximum(before - 1, 0), G - 2)
-    tl.store((out + 2 * GP).to(tl.pointer_type(tl.int8)) + b, cell.to(tl.int8))
+    out += 2 * GP
+    tl.store(out.to(tl.pointer_type(tl.int8)) + b, cell.to(tl.int8))
+    if GP <= 64:
+        node = tl.minimum(tl.maximum(tl.where(behind > before, before, before - 1), 0), G - 1)
+        start = tl.gather(nodes, node, 0).to(tl.int32, bitcast=True)
+        slope = tl.minimum(per_width / per_bin * 512, 65504.0).to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32)
+        right, left = tl.gather(slope, node, 0), tl.gather(slope, tl.maximum(node - 1, 0), 0)
+        out = (out + GP).to(tl.pointer_type(tl.int32))
+        tl.store(out + 2 * b, (start & -64) | node)
+        tl.store(out + 2 * b + 1, (left & 0xFFFF) | (right << 16))
 
 
 @triton.jit
@@ -80,6 +93,7 @@ def nodes_kernel(
     POWER: tl.constexpr,
     NODES_POWER: tl.constexpr,
     ANCHOR: tl.constexpr,
+    EXPONENTIAL: tl.constexpr,
     SORT: tl.constexpr,
 ):
     """From `line (P * D, width)` to `nodes (P * D, GP)` and what is known of cells, `stats (P * D, STATS, GP)`.
@@ -87,7 +101,8 @@ def nodes_kernel(
     The line is twice as long as the points need: it is left in order, behind it the shares that nodes are placed by.
     Without SORT the line is in order already. With ANCHOR one node stands at zero, if that is among the points: then
     hats reproduce absolute values. Of every cell three lines of the stats say how far inside its points lie and their
-    part of what either node holds, see `correction`; the other ones are for `locate`, see `_index`.
+    part of what either node holds, see `correction`; then there are those for `locate`, see `_index`, and the last one
+    is what is added at a node on the diagonal for a change of slope of minus one at zero.
     """
     S: tl.constexpr = 1 << POWER
     GP: tl.constexpr = 1 << NODES_POWER
@@ -159,7 +174,17 @@ def nodes_kernel(
     held = below_sum + tl.where(g > 0, tl.gather(above_sum, tl.maximum(g - 1, 0), 0), 0.0)
     held = tl.maximum(held, 1e-9)
     out = stats + at * STATS * GP + g
-    tl.store(out, tl.minimum(tl.maximum(6 * far, 0.0), 1.0))
-    tl.store(out + GP, tl.minimum(number / held, 1.0))
-    tl.store(out + 2 * GP, tl.minimum(number / tl.gather(held, tl.minimum(g + 1, GP - 1), 0), 1.0))
+    far = tl.minimum(tl.maximum(6 * far, 0.0), 1.0)
+    at_start = tl.minimum(number / held, 1.0)
+    at_end = tl.minimum(number / tl.gather(held, tl.minimum(g + 1, GP - 1), 0), 1.0)
+    tl.store(out, far)
+    tl.store(out + GP, at_start)
+    tl.store(out + 2 * GP, at_end)
+    width = (tl.gather(place, tl.minimum(g + 1, GP - 1), 0) - place) / tau
+    if EXPONENTIAL:
+        # 2 tanh(width / 2)
+        width = 2 * (1 - tl.exp(-width)) / (1 + tl.exp(-width))
+    width = tl.where(g < G - 1, width / 24 * far, 0.0)
+    before = tl.where(g > 0, tl.gather(width * at_end * at_end, tl.maximum(g - 1, 0), 0), 0.0)
+    tl.store(out + (STATS - 1) * GP, width * at_start * at_start + before)
     _index(place, low - margin, high + margin, stats + (at * STATS + 3) * GP, G, NODES_POWER)

@@ -84,6 +84,7 @@ def plan(
         POWER=power,
         NODES_POWER=layout.padded.bit_length() - 1,
         ANCHOR=kernel.riesz,
+        EXPONENTIAL=kernel.exponential,
         SORT=not INTERPRETED,
         # one warp needs no barriers: 0.08 instead of 0.13 ms with 64 nodes
         num_warps=1,

@@ -2,7 +2,7 @@
 
 A call of the grid makes a dozen tensors and launches as many kernels, and Python takes longer for that than a GPU for
 short sequences. In calls of one kind the launches differ by addresses only. So one of them is recorded: which launches
-there were, and of every address in which tensor it lies. Played again, all tensors of the call but its output lie in
+there were, and of every address in which tensor it lies. Played again, all tensors of the call but its outputs lie in
 one piece of memory, those that are not needed at the same time in the same place.
 """
 
@@ -65,23 +65,22 @@ class Recorded:
     """A call: `(launch, arguments, addresses)` of each of its kernels, and what it needs beside its inputs.
 
     Of the `addresses`, `(position, tensor, offset)`, the tensor is one of the inputs, or behind these zeros, memory, or
-    the output.
+    one of the outputs. Of an output that is the zeros there is no shape.
     """
 
     steps: list[tuple[Callable, list, list[tuple[int, int, int]]]]
     zeros: int
     memory: int
-    shape: torch.Size
-    dtype: torch.dtype
+    outs: list[tuple[torch.Size, torch.dtype] | None]
     kept: list[Tensor]
 
-    def play(self, inputs: list[Tensor]) -> Tensor:
-        """The output for other inputs of the same kind."""
+    def play(self, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+        """The outputs for other inputs of the same kind."""
         device = inputs[0].device
         zeros = torch.zeros(self.zeros, dtype=torch.int32, device=device)
         memory = torch.empty(self.memory, dtype=torch.uint8, device=device)
-        out = torch.empty(self.shape, dtype=self.dtype, device=device)
-        bases = [part.data_ptr() for part in (*inputs, zeros, memory, out)]
+        outs = tuple(zeros if one is None else torch.empty(one[0], dtype=one[1], device=device) for one in self.outs)
+        bases = [part.data_ptr() for part in (*inputs, zeros, memory, *outs)]
         stream = torch._C._cuda_getCurrentRawStream(device.index)
         for launch, arguments, addresses in self.steps:
             # another thread may play the same call
@@ -89,7 +88,7 @@ class Recorded:
             for position, tensor, offset in addresses:
                 arguments[position] = bases[tensor] + offset
             launch(stream, *arguments)
-        return out
+        return outs
 
 
 class Recorder:
@@ -107,14 +106,16 @@ class Recorder:
     def __exit__(self, *error) -> None:
         _local.recorder = None
 
-    def recorded(self, inputs: list[Tensor], out: Tensor) -> Recorded | None:
+    def recorded(self, inputs: list[Tensor], outs: tuple[Tensor, ...]) -> Recorded | None:
         """The call; None if it was more than launches, such that an address is in no tensor that is known of."""
         zeros = self.zeros
         if zeros is None:
             return None
-        made = [part for part in self.made if part is not out]
-        known = _Ranges([*inputs, zeros, *made, out])
-        own, last = range(len(inputs) + 1, len(inputs) + 1 + len(made)), len(inputs) + 1 + len(made)
+        made = [part for part in self.made if all(part is not out for out in outs)]
+        fresh = [out for out in outs if out is not zeros]
+        known = _Ranges([*inputs, zeros, *made, *fresh])
+        first = len(inputs) + 1
+        own = range(first, first + len(made))
         constant = {part.data_ptr(): part for part in _kept}
         spans: dict[int, tuple[int, int]] = {}
         found, kept = [], []
@@ -133,13 +134,15 @@ class Recorder:
                     return None
             arguments = [part.data_ptr() if isinstance(part, Tensor) else part for part in arguments]
             found.append((straight(compiled, programs), arguments, addresses))
-        # that the last launch writes the output says that none was missed behind it
-        if not found or all(tensor != last for _, tensor, _ in found[-1][2]):
+        # that the last launch writes the first output says that none was missed behind it
+        if not found or all(tensor != own.stop for _, tensor, _ in found[-1][2]):
             return None
         sizes = [(known.tensors[one].nbytes, *spans.get(one, (0, 0))) for one in own]
         offsets, memory = arranged(sizes)
-        where = {one: (len(inputs) + 1, offset) for one, offset in zip(own, offsets, strict=True)}
-        where[last] = (len(inputs) + 2, 0)
+        where = {one: (first, offset) for one, offset in zip(own, offsets, strict=True)}
+        # all outputs have a base, that of the zeros too
+        places = [first + 1 + at for at, out in enumerate(outs) if out is not zeros]
+        where |= {own.stop + at: (place, 0) for at, place in enumerate(places)}
         steps = []
         for launch, arguments, addresses in found:
             moved = []
@@ -147,7 +150,8 @@ class Recorder:
                 target, start = where.get(tensor, (tensor, 0))
                 moved.append((position, target, start + offset))
             steps.append((launch, arguments, moved))
-        return Recorded(steps, zeros.numel(), memory, out.shape, out.dtype, kept)
+        kinds = [None if out is zeros else (out.shape, out.dtype) for out in outs]
+        return Recorded(steps, zeros.numel(), memory, kinds, kept)
 
 
 class _Ranges:

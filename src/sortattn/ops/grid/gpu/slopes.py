@@ -7,8 +7,10 @@ from torch import Tensor
 
 from .grid import Grid
 from .language import split_place
+from .launch import quick
 from .layout import channel_block, count_blocks
 from .locate import sinh_ratio
+from .record import empty
 from .tables import Places, Slopes
 
 
@@ -29,7 +31,7 @@ def _stretch(z, width, tau):
 
 
 @triton.jit
-def _looked_up(row, rows_at, table_at, node, wanted, channels, CHANNELS: tl.constexpr, ONE: tl.constexpr):
+def looked_up(row, rows_at, table_at, node, wanted, channels, CHANNELS: tl.constexpr, ONE: tl.constexpr):
     """`<row, table_node>` in float32 where it is wanted; `row` are all channels, if ONE block holds them."""
     channel = tl.arange(0, CHANNELS)[None, :]
     spot = table_at + node * channels + channel
@@ -113,15 +115,15 @@ def slopes_kernel(
         width, width_left = tl.load(nodes + line + cell + 1) - start, tl.load(nodes + line + left + 1) - before
         half = tl.where(on_node, 0.5, 1.0)
         table = changes + tables * channels
-        change = scale * _looked_up(row, rows_at, table, cell, here, channels, CHANNELS, ONE)
-        left_change = scale * _looked_up(row, rows_at, table, left, here & on_node, channels, CHANNELS, ONE)
+        change = scale * looked_up(row, rows_at, table, cell, here, channels, CHANNELS, ONE)
+        left_change = scale * looked_up(row, rows_at, table, left, here & on_node, channels, CHANNELS, ONE)
         if EXTRAS:
             change += extra * tl.load(normaliser + (tables + cell) * 2 + 1)
             left_change += extra * tl.load(normaliser + (tables + left) * 2 + 1)
         if EXPONENTIAL:
             table = levels + tables * channels
-            level = level_scale * _looked_up(row, rows_at, table, cell, here, channels, CHANNELS, ONE)
-            left_level = level_scale * _looked_up(row, rows_at, table, left, here & on_node, channels, CHANNELS, ONE)
+            level = level_scale * looked_up(row, rows_at, table, cell, here, channels, CHANNELS, ONE)
+            left_level = level_scale * looked_up(row, rows_at, table, left, here & on_node, channels, CHANNELS, ONE)
             if EXTRAS:
                 level += extra * tl.load(normaliser + (tables + cell) * 2)
                 left_level += extra * tl.load(normaliser + (tables + left) * 2)
@@ -142,6 +144,19 @@ def slopes_kernel(
     if BANDWIDTH:
         total = tl.sum(tl.where(here, stretched * factor, 0.0))
         tl.store(by_bandwidth + problem * tl.num_programs(0) + tl.program_id(0), total)
+
+
+@triton.jit
+def reference_kernel(totals, reference, length, ROWS: tl.constexpr):
+    """`reference (P)`: one over the least of `totals (P, length)`, without its sign, of those that see anything."""
+    problem = tl.program_id(0).to(tl.int64)
+    least = tl.full((ROWS,), float("inf"), tl.float32)
+    for start in range(0, length, ROWS):
+        n = start + tl.arange(0, ROWS)
+        size = tl.abs(tl.load(totals + problem * length + n, mask=n < length, other=0.0))
+        least = tl.minimum(least, tl.where(size >= 1.1754943508222875e-38, size, float("inf")))
+    found = tl.min(least, 0)
+    tl.store(reference + problem, tl.where(found < float("inf"), 1 / found, 1.0))
 
 
 @triton.jit
@@ -240,12 +255,14 @@ def derive(
     return None if parts is None else parts.double().sum(1).float()
 
 
-def prepare(grad: Tensor, out: Tensor, totals: Tensor, reference: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`rows (P, M, C)`, `factors`, `extras` and `weights (P, M)`, see `prepare_kernel`."""
+def prepare(grid: Grid, grad: Tensor, out: Tensor, totals: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`rows (P, M, C)`, `factors`, `extras` and `weights (P, M)`, and `reference (P)`, see `prepare_kernel`."""
     problems, length, channels = grad.shape
-    rows = torch.empty_like(grad)
-    factors, extras, weights = torch.empty(3, problems, length, device=grad.device)
-    prepare_kernel[(count_blocks(length, 64), problems)](
+    reference = empty(problems, device=grad.device)
+    quick(reference_kernel, grid.launches)[(problems,)](totals, reference, length, ROWS=4096, num_warps=8)
+    rows = empty(*grad.shape, dtype=grad.dtype, device=grad.device)
+    factors, extras, weights = (empty(problems, length, device=grad.device) for _ in range(3))
+    quick(prepare_kernel, grid.launches)[(count_blocks(length, 64), problems)](
         grad,
         out,
         totals,
@@ -259,4 +276,4 @@ def prepare(grad: Tensor, out: Tensor, totals: Tensor, reference: Tensor) -> tup
         ROWS=64,
         CHANNELS=channel_block(channels),
     )
-    return rows, factors, extras, weights
+    return rows, factors, extras, weights, reference

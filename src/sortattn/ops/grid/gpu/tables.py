@@ -92,6 +92,21 @@ class Slopes:
 
 
 @dataclass(frozen=True)
+class Steep:
+    """The slopes of hats, see `steep_kernel`, and the changes that they are made from."""
+
+    changes: Readable
+    table: Tensor
+    weights: Tensor
+    units: Tensor
+
+    def some(self, heads: slice) -> "Steep":
+        if whole(self.table, heads):
+            return self
+        return Steep(self.changes.some(heads), self.table[heads], self.weights[heads], self.units[heads])
+
+
+@dataclass(frozen=True)
 class Causal:
     """What the keys of their own chunk give queries, `near (P, group * M, C)` and `totals (P, group * M)`.
 

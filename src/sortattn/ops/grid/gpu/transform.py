@@ -4,9 +4,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ....kernels import RIESZ_EPSILON
 from .grid import Grid
+from .language import STATS
 from .launch import quick
-from .layout import channel_block, count_blocks, registers
+from .layout import channel_block, count_blocks, power_of_two, registers
+from .matrix import between, bound
 from .record import empty
 from .tables import Readable, Tables
 
@@ -19,12 +22,20 @@ def transform_kernel(
     whole,
     phi,
     phi_largest,
+    nodes,
+    stats,
+    bandwidth,
+    numbers,
+    kinks,
     largest,
     factor,
     out,
     base,
     normaliser,
     unscale,
+    count,
+    jumps,
+    epsilon,
     length,
     channels,
     D: tl.constexpr,
@@ -32,7 +43,11 @@ def transform_kernel(
     GP: tl.constexpr,
     BLOCK: tl.constexpr,
     CHANNELS: tl.constexpr,
+    DIMS: tl.constexpr,
     HATS: tl.constexpr,
+    MADE: tl.constexpr,
+    DECAYS: tl.constexpr,
+    RIESZ: tl.constexpr,
     CHANGES: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     WEIGHTED: tl.constexpr,
@@ -49,8 +64,8 @@ def transform_kernel(
       or F there. WEIGHTED: `counts (P, D, GP)` are made like the rows. Otherwise they are sums of ramps of `length`
       points, MASKED of `whole (P)`; those of `seconds` differ for exponentials
 
-    `phi_largest (P)` and `largest (P)` are the largest numbers of phi and of the table, as bits. With FACTOR, `factor
-    (P)` multiplies everything.
+    Without MADE the kernel between nodes is computed here, otherwise it is in `phi`, and the largest number of it, as
+    bits, in `phi_largest (P)`; `largest (P)` is that of the table. With FACTOR, `factor (P)` multiplies everything.
     """
     at = tl.program_id(0).to(tl.int64)
     problem = at // D
@@ -60,7 +75,12 @@ def transform_kernel(
     scalar = 1.0
     if FACTOR:
         scalar = tl.load(factor + problem)
-    size = tl.load(phi_largest + problem).to(tl.float32, bitcast=True)
+    tau = tl.load(bandwidth + problem)
+    kernel = (nodes + at * GP, stats + at * STATS * GP, tau, numbers, kinks, count, jumps, epsilon)
+    if MADE:
+        size = tl.load(phi_largest + problem).to(tl.float32, bitcast=True)
+    else:
+        size = bound(nodes + problem * D * GP, tau, numbers, count, epsilon, D, DIMS, G, GP, DECAYS, RIESZ)
     size *= tl.load(largest + problem).to(tl.float32, bitcast=True) * tl.abs(scalar) * (2.0 * GP)
     if SCALED:
         scale = tl.exp2(tl.floor(14.0 - tl.log2(tl.maximum(size, 1e-30))))
@@ -93,7 +113,17 @@ def transform_kernel(
                     number = tl.where(j == 0, tl.load(whole + problem), number)
             number -= tl.load(seconds + at * GP + j, mask=j < G - 1, other=0.0)
         next_ = tl.minimum(i + 1, G - 1)
-        if TRANSPOSED:
+        if not MADE:
+            row, column, next_row = i[:, None], j[None, :], next_[:, None]
+            if TRANSPOSED:
+                here = between(column, row, *kernel, G, GP, DECAYS, RIESZ)
+                there = between(column, next_row, *kernel, G, GP, DECAYS, RIESZ)
+                first = between(j, 0 * j, *kernel, G, GP, DECAYS, RIESZ)
+            else:
+                here = between(row, column, *kernel, G, GP, DECAYS, RIESZ)
+                there = between(next_row, column, *kernel, G, GP, DECAYS, RIESZ)
+                first = between(0 * j, j, *kernel, G, GP, DECAYS, RIESZ)
+        elif TRANSPOSED:
             here = tl.load(matrix + j[None, :] * GP + i[:, None])
             there = tl.load(matrix + j[None, :] * GP + next_[:, None])
             first = tl.load(matrix + j * GP)
@@ -127,15 +157,16 @@ def transform_kernel(
 def transform(
     grid: Grid,
     tables: Tables,
-    phi: Tensor,
-    largest: Tensor,
+    phi: Tensor | None,
+    largest: Tensor | None,
     *,
     changes: bool,
     transposed: bool = False,
     factor: Tensor | None = None,
 ) -> Readable:
-    """What points read, from the tables and `phi`, of which the largest number is in `largest (P)`."""
+    """What points read, from the tables and `phi`, see `between_nodes`."""
     table = tables.rows
+    formula = grid.formula
     channels = table.shape[3]
     padded, block = grid.layout.padded, grid.layout.block
     wide = channel_block(channels)
@@ -143,19 +174,28 @@ def transform(
     base = empty(grid.problems, grid.dims, channels, device=table.device)
     normaliser = empty(grid.problems, grid.dims, padded, 2, device=table.device)
     unscale = empty(grid.problems, device=table.device)
-    quick(transform_kernel, grid.launches)[(grid.problems * grid.dims, padded // block, count_blocks(channels, wide))](
+    programs = (grid.problems * grid.dims, padded // block, count_blocks(channels, wide))
+    quick(transform_kernel, grid.launches, changes, transposed)[programs](
         table,
         tables.counts,
         tables.seconds,
         tables.counts if tables.whole is None else tables.whole,
-        phi,
-        largest,
+        table if phi is None else phi,
+        tables.largest if largest is None else largest,
+        grid.nodes,
+        grid.stats,
+        grid.bandwidth,
+        formula.numbers,
+        formula.kinks,
         tables.largest,
         tables.counts if factor is None else factor,
         out,
         base,
         normaliser,
         unscale,
+        formula.count,
+        formula.jumps,
+        RIESZ_EPSILON,
         tables.length,
         channels,
         D=grid.dims,
@@ -163,7 +203,11 @@ def transform(
         GP=padded,
         BLOCK=block,
         CHANNELS=wide,
+        DIMS=power_of_two(grid.dims),
         HATS=grid.hats,
+        MADE=phi is not None,
+        DECAYS=formula.decays,
+        RIESZ=formula.riesz,
         CHANGES=changes,
         TRANSPOSED=transposed,
         WEIGHTED=tables.weighted,
