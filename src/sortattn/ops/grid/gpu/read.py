@@ -27,40 +27,6 @@ def _weights_seen(places, seconds, pairs, line, m, length, HATS: tl.constexpr):
 
 
 @triton.jit
-def totals_kernel(
-    places,
-    seconds,
-    normaliser,
-    near_totals,
-    totals,
-    length,
-    rows,
-    offset,
-    start_tile,
-    D: tl.constexpr,
-    GP: tl.constexpr,
-    ROWS: tl.constexpr,
-    UNROLL: tl.constexpr,
-    CHUNK: tl.constexpr,
-    HATS: tl.constexpr,
-):
-    """`totals (P, length)` of a causal call, see `read_kernel`: what the keys before a chunk give, and its own."""
-    problem = tl.program_id(1).to(tl.int64)
-    tile = start_tile + tl.program_id(0)
-    index = tile * ROWS + tl.arange(0, ROWS) - offset
-    here = (index >= 0) & (index < rows)
-    m = tl.program_id(2) * rows + tl.minimum(tl.maximum(index, 0), rows - 1)
-    lines = (tl.maximum(tile * ROWS // CHUNK, 0).to(tl.int64) * tl.num_programs(1) + problem) * D
-    total = tl.load(near_totals + problem * length + m)
-    for first in range(0, D, UNROLL):
-        for step in tl.static_range(UNROLL):
-            d = first + step
-            pairs = normaliser + (lines + d) * (GP * 2)
-            total += _weights_seen(places, seconds, pairs, problem * D + d, m, length, HATS)
-    tl.store(totals + problem * length + m, total, mask=here)
-
-
-@triton.jit
 def read_kernel(
     places,
     seconds,
@@ -103,7 +69,7 @@ def read_kernel(
 
     With a CHUNK the call is causal: point m of a head, which has `rows` of them, has the place `m + offset` among the
     keys, of which `start_tile` is the first block; tables and normaliser are those of its chunk as `walk_kernel` made
-    them, what `near_kernel` found, `near (P, length, C)`, is added, and `totals_kernel` has made the totals.
+    them, and what `near_kernel` found, `near (P, length, C)` and `near_totals (P, length)`, is added.
     """
     problem = tl.program_id(1).to(tl.int64)
     parts = tl.cdiv(channels, CHANNELS)
@@ -151,7 +117,7 @@ def read_kernel(
             weight = ramp(place, tl.load(shifts + node + 1), FAST)
         weight = tl.reshape(weight, (ROWS, TOGETHER * BLOCK))
         found = product(weight, values, found, PRECISION, EMULATED)
-        if COUNT and not CHUNK:
+        if COUNT:
             for turn in tl.static_range(TOGETHER):
                 dim = (first + turn) // (GP // BLOCK)
                 dim_ = tl.minimum(dim, D - 1)
@@ -165,8 +131,7 @@ def read_kernel(
         at = problem * length + m
         spot = near + at[:, None] * channels + channel[None, :]
         found += tl.load(spot, mask=here[:, None] & has[None, :], other=0.0)
-        if COUNT:
-            total = tl.load(totals + at, mask=here, other=0.0)
+        total += tl.load(near_totals + at, mask=here, other=0.0)
     elif not HATS:
         start = tl.zeros((CHANNELS,), tl.float32)
         for d0 in range(0, D, 16):
@@ -178,7 +143,7 @@ def read_kernel(
             )
             start += tl.sum(part, 0)
         found += start[None, :]
-    if COUNT and not CHUNK:
+    if COUNT:
         tl.store(totals + problem * length + m, total, mask=here)
     if NORMALISE:
         empty = tl.abs(total) < 1.1754943508222875e-38
@@ -201,8 +166,6 @@ def _multiply(grid: Grid, places: Places, tables: Readable, output: Output) -> N
     tall = _tall(grid, places)
     programs, arguments, constants = output.arranged(tall)
     constants["EVEN"] = constants["EVEN"] and grid.dims * padded // block % together == 0
-    if output.causal and output.totals is not None:
-        _count(grid, places, tables, output)
     quick(read_kernel, grid.launches)[programs](
         places.first,
         places.second,
@@ -222,31 +185,6 @@ def _multiply(grid: Grid, places: Places, tables: Readable, output: Output) -> N
         **constants,
         FAST=FAST,
         **grid.layout.precision,
-    )
-
-
-def _count(grid: Grid, places: Places, tables: Readable, output: Output) -> None:
-    """The totals of a causal call: in the loop of the products their look-ups would hold these up."""
-    causal, group = output.causal, output.flags.group
-    problems, length = output.totals.shape
-    tall = min(256, causal.chunk)
-    quick(totals_kernel, grid.launches)[(causal.tiles(tall), problems, group)](
-        places.first,
-        places.second,
-        tables.normaliser,
-        causal.totals,
-        output.totals,
-        length,
-        length // group,
-        causal.offset,
-        causal.first(tall),
-        D=grid.dims,
-        GP=grid.layout.padded,
-        ROWS=tall,
-        UNROLL=8 if grid.dims % 8 == 0 else 1,
-        CHUNK=causal.chunk,
-        HATS=grid.hats,
-        num_warps=4,
     )
 
 

@@ -234,9 +234,9 @@ def levels_kernel(
         else:
             all_before = (chunk * CHUNK).to(tl.float32)
         before += tl.where(j == 0, 1.0, 0.0)[None, :] * all_before[:, None]
-        both = tl.join(tl.dot(before, here, input_precision="tf32x3"), tl.dot(before, there, input_precision="tf32x3"))
-        pair = normaliser + ((line * GP + i[None, :]) * 2)[:, :, None] + tl.arange(0, 2)[None, None, :]
-        tl.store(pair, both, mask=known[:, :, None])
+        pair = normaliser + (line * GP + i[None, :]) * 2
+        tl.store(pair, tl.dot(before, here, input_precision="tf32x3"), mask=known)
+        tl.store(pair + 1, tl.dot(before, there, input_precision="tf32x3"), mask=known)
 
 
 def walk_chunks(
