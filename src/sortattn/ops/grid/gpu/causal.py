@@ -69,10 +69,10 @@ def forward(
         part = grid.some(some)
         inputs = (query, key, value, weight, phi, phi_largest)
         queries, keys, values, counted, between, largest = (of_heads(one, some) for one in inputs)
-        places = locate(part, keys, counted, grid.place_type, lines=True)
+        places = locate(part, keys, counted, grid.place_type, grid.line_type)
         table, unscale = walk_chunks(part, places, values, between, largest, CHUNK, part.changes)
         normaliser = _levels(part, places, counted, between)
-        places, lines = locate(part, queries, kind=grid.place_type, lines=True), places.lines
+        places, lines = locate(part, queries, None, grid.place_type, grid.line_type), places.lines
         near = sum_near(part, queries, keys, places.lines, lines, values, counted, group, CHUNK)
         readable = Readable(table, table, normaliser, unscale)
         sums = Output(of_heads(out, some), of_heads(totals, some), flags.some(some), normalise, near)

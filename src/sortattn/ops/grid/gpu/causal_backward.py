@@ -63,7 +63,7 @@ def backward(
         extra = counted[some] if normalise else None
         derive(part, key[some], keys, value[some], tables, None, extra, by_key[some], False, CHUNK)
         nothing = torch.zeros(part.problems, dtype=torch.int32, device=query.device)
-        causal = Causal(near[2][some], totals[some], 0, length, CHUNK, reverse=True)
+        causal = Causal(near[2][some], totals[some], 0, length, CHUNK)
         read(part, keys, behind.readable(), Output(by_value[some], None, Flags(nothing, nothing, 1), False, causal))
     both = ((far.mT + close).to(query.dtype) for far, close in ((by_query, near[0]), (by_key, near[1])))
     return *both, by_value

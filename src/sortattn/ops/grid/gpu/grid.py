@@ -32,9 +32,19 @@ class Grid:
 
     @property
     def halves(self) -> bool:
-        """Whether pairs of points, in causal calls, are summed in float16, some dimensions together."""
+        """Whether the terms of pairs, in causal calls, are in float16, see `pairs`."""
         known = self.formula.kind in ("riesz", "bump", "laplace")
-        return FAST and self.layout.narrow and known and self.nodes.shape[1] % 8 == 0
+        return FAST and self.layout.narrow and known and self.dims % 16 == 0 and self.dims <= 128
+
+    @property
+    def whole(self) -> bool:
+        """Whether they are made from the points themselves: those of add_riesz are divided by the bandwidth later."""
+        return self.halves and self.formula.riesz and self.layout.dtype == torch.float16
+
+    @property
+    def line_type(self) -> torch.dtype | None:
+        """In which points are kept for pairs, divided by the bandwidth, if they are."""
+        return None if self.whole else torch.float16 if self.halves else torch.float32
 
     @property
     def looks_up(self) -> bool:

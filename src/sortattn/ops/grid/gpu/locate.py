@@ -92,12 +92,13 @@ def locate_kernel(
     MASKED: tl.constexpr,
     LINES: tl.constexpr,
     STRETCH: tl.constexpr,
+    CENTRED: tl.constexpr,
 ):
     """The cell and the weight of the node above, as one number; for exponentials also one less the weight below.
 
     TURNS blocks of ROWS points by program, so that what is known of the nodes is brought once for all of them. Masked
-    points stand at the first node. With LINES the points themselves, divided by the bandwidth and multiplied with
-    STRETCH, go to `lines (P, blocks, D, ROWS)`, or in float16 `(P, blocks, D / 4, ROWS, 4)`, zeros behind them.
+    points stand at the first node. With LINES the points themselves, CENTRED around a node, divided by the bandwidth
+    and multiplied with STRETCH, go to `lines (P, blocks, D, ROWS)`, zeros behind them, or in float16 to `(P, N, D)`.
     """
     problem = tl.program_id(2).to(tl.int64)
     d = tl.program_id(1) * DIMS + tl.arange(0, DIMS)
@@ -126,14 +127,16 @@ def locate_kernel(
         if MASKED:
             counts = (tl.load(weight + problem * length + n, mask=n < length, other=0.0) != 0)[:, None]
         if LINES:
-            block = lines + (problem * blocks + tile) * (D * ROWS)
-            row = tl.arange(0, ROWS)
             if lines.dtype.element_ty == tl.float16:
-                spot = block + (d // 4 * (4 * ROWS) + d % 4)[None, :] + row[:, None] * 4
+                spot, inside = lines + (problem * length + n)[:, None] * D + d[None, :], here
             else:
-                spot = block + (d * ROWS)[None, :] + tl.max_contiguous(row, 4)[:, None]
-            inside = d < tl.where(tile < blocks, D, 0)
-            tl.store(spot, (x / tau * STRETCH).to(lines.dtype.element_ty), mask=inside[None, :])
+                block = lines + (problem * blocks + tile) * (D * ROWS)
+                spot = block + (d * ROWS)[None, :] + tl.max_contiguous(tl.arange(0, ROWS), 4)[:, None]
+                inside = (d < tl.where(tile < blocks, D, 0))[None, :]
+            point = x
+            if CENTRED:
+                point -= tl.load(base + G // 2)
+            tl.store(spot, (point / tau * STRETCH).to(lines.dtype.element_ty), mask=inside)
         if CODES:
             if crowded:
                 cell, start, per_width = _find_cell(x, base, index, G, GP)
@@ -170,7 +173,7 @@ def locate(
     points: Tensor,
     weight: Tensor | None = None,
     kind: torch.dtype = torch.float32,
-    lines: bool = False,
+    lines: torch.dtype | None = None,
 ) -> Places:
     """The places of `points (P, N, D)`, in float32 or codes; those without weight stand at the first node."""
     problems, length, dims = points.shape
@@ -182,9 +185,9 @@ def locate(
     # as measured on one H200: for codes, 0.105 ms instead of 0.112 with four of them, of 16,384 points
     turns = 1 if kind == torch.float32 else 8 if length >= 8192 else 4
     line = first
-    if lines:
-        kept = torch.float16 if grid.halves else torch.float32
-        line = empty(problems, blocks, dims, LINE, dtype=kept, device=points.device)
+    if lines is not None:
+        shape = (length, dims) if lines == torch.float16 else (blocks, dims, LINE)
+        line = empty(problems, *shape, dtype=lines, device=points.device)
     # queries and keys may be as many, but begin at other addresses
     which = (weight is None, lines, length, points.data_ptr() % 16)
     quick(locate_kernel, grid.launches, *which)[(count_blocks(blocks, turns), count_blocks(dims, wide), problems)](
@@ -205,8 +208,10 @@ def locate(
         DIMS=wide,
         EXPONENTIAL=grid.formula.exponential,
         MASKED=weight is not None,
-        LINES=lines,
+        LINES=lines is not None,
         STRETCH=_LOG2_E if grid.halves and grid.formula.kind == "laplace" else 1.0,
+        # of differences alone, float16 has more digits
+        CENTRED=lines == torch.float16 and not grid.formula.riesz,
         num_warps=warps,
     )
-    return Places(first, second, line if lines else None)
+    return Places(first, second, None if lines is None else line)

@@ -37,7 +37,6 @@ def lookup_kernel(
     EVEN: tl.constexpr,
     GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
-    REVERSED: tl.constexpr,
     EXPONENTIAL: tl.constexpr,
     NORMALISE: tl.constexpr,
     COUNT: tl.constexpr,
@@ -50,23 +49,20 @@ def lookup_kernel(
 
     With a CHUNK the call is causal: point m of a head, which has `rows` of them, has the place `m + offset` among the
     keys, of which `start_tile` is the first block; tables and normaliser are those of its chunk, and what `near_kernel`
-    found, `near (P, length, C)` and `near_totals (P, length)`, is added. REVERSED: tables hold what is behind a chunk.
+    found, `near (P, length, C)` and `near_totals (P, length)`, is added.
     """
     problem = tl.program_id(1).to(tl.int64)
     parts = tl.cdiv(channels, CHANNELS)
     channel = tl.program_id(2) % parts * CHANNELS + tl.arange(0, CHANNELS)[None, :]
     has = channel < channels
     lines = problem * D
-    dims = D
     if CHUNK:
         tile = start_tile + tl.program_id(0)
         index = tile * ROWS + tl.arange(0, ROWS)[:, None] - offset
         here = (index >= 0) & (index < rows)
         m = tl.program_id(2) // parts * rows + (index if EVEN else tl.minimum(tl.maximum(index, 0), rows - 1))
-        # places before all keys see nothing, and no key is before the first chunk
+        # places before all keys see nothing
         chunk = tl.maximum(tile * ROWS // CHUNK, 0)
-        if not REVERSED:
-            dims = tl.where(chunk > 0, D, 0)
         lines += chunk.to(tl.int64) * tl.num_programs(1) * D
     else:
         index = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -76,7 +72,7 @@ def lookup_kernel(
     total = tl.zeros((ROWS, 1), tl.float32)
     places_at, seconds_at = places + problem * D * length + m, seconds + problem * D * length + m
     rows_at, weights_at = table + lines * GP * channels + channel, normaliser + lines * GP * 2
-    for _ in range(0, dims, UNROLL):
+    for _ in range(0, D, UNROLL):
         # a few dimensions in the type of the table: two numbers at a time, and fewer conversions
         some = tl.zeros((ROWS, CHANNELS), table.dtype.element_ty)
         for step in tl.static_range(UNROLL):

@@ -55,7 +55,6 @@ def read_kernel(
     EVEN: tl.constexpr,
     GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
-    REVERSED: tl.constexpr,
     HATS: tl.constexpr,
     NORMALISE: tl.constexpr,
     COUNT: tl.constexpr,
@@ -70,15 +69,13 @@ def read_kernel(
 
     With a CHUNK the call is causal: point m of a head, which has `rows` of them, has the place `m + offset` among the
     keys, of which `start_tile` is the first block; tables and normaliser are those of its chunk as `walk_kernel` made
-    them, and what `near_kernel` found, `near (P, length, C)` and `near_totals (P, length)`, is added. REVERSED: tables
-    hold what is behind a chunk.
+    them, and what `near_kernel` found, `near (P, length, C)` and `near_totals (P, length)`, is added.
     """
     problem = tl.program_id(1).to(tl.int64)
     parts = tl.cdiv(channels, CHANNELS)
     channel = tl.program_id(2) % parts * CHANNELS + tl.arange(0, CHANNELS)
     has = channel < channels
-    # of the first chunk nothing is read: no key is before it
-    steps, lines = D * (GP // BLOCK), problem * D
+    lines = problem * D
     if CHUNK:
         tile = start_tile + tl.program_id(0)
         index = tile * ROWS + tl.arange(0, ROWS) - offset
@@ -86,15 +83,15 @@ def read_kernel(
         m = tl.program_id(2) // parts * rows + (index if EVEN else tl.minimum(tl.maximum(index, 0), rows - 1))
         # places before all keys see nothing
         chunk = tl.maximum(tile * ROWS // CHUNK, 0)
-        if not REVERSED:
-            steps = tl.where(chunk > 0, steps, 0)
         lines += chunk.to(tl.int64) * tl.num_programs(1) * D
     else:
         m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
         here = m < length
     total = tl.zeros((ROWS,), tl.float32)
     found = tl.zeros((ROWS, CHANNELS), tl.float32)
-    for first in range(0, steps, TOGETHER):
+    # also of the first chunk, though no key is before it: with a number of steps that is not a constant, NVIDIA's
+    # compiler would wait for every product
+    for first in range(0, D * (GP // BLOCK), TOGETHER):
         line = first * BLOCK + tl.arange(0, TOGETHER * BLOCK)
         spot = table + (lines * GP + line)[:, None] * channels + channel[None, :]
         block = first + tl.arange(0, TOGETHER)[None, :, None]

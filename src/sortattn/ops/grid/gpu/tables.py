@@ -12,9 +12,9 @@ from .layout import channel_block, count_blocks, whole
 class Places:
     """Where points stand between the nodes, `(P, D, N)`; `second` for exponentials, otherwise the same tensor.
 
-    `lines (P, blocks, D, LINE)`, for causal calls, are the points themselves, divided by the bandwidth: from one
-    dimension to the next it is as far in every call, so pairs are summed without a computation of addresses. In float16
-    they are `(P, blocks, D / 4, LINE, 4)`: four dimensions of a point are loaded at once.
+    `lines`, for causal calls, are the points themselves, divided by the bandwidth: in float16 `(P, N, D)`, otherwise
+    `(P, blocks, D, LINE)`, where it is as far from one dimension to the next in every call, so that pairs are summed
+    without a computation of addresses.
     """
 
     first: Tensor
@@ -118,7 +118,6 @@ class Causal:
     offset: int
     seen: int
     chunk: int
-    reverse: bool = False
 
     def first(self, tall: int) -> int:
         """The first block of `tall` places that holds a query, below zero if that one sees no key."""
@@ -169,7 +168,6 @@ class Output:
             "EVEN": even,
             "GROUP": group,
             "CHUNK": causal.chunk if causal else 0,
-            "REVERSED": causal is not None and causal.reverse,
             "NORMALISE": self.normalise,
             "COUNT": self.totals is not None,
         }

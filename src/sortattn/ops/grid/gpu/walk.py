@@ -41,10 +41,12 @@ def bends_kernel(
     phi_largest,
     largest,
     bends,
+    factors,
     unscale,
     length,
     parts,
     D: tl.constexpr,
+    CHUNK: tl.constexpr,
     G: tl.constexpr,
     GP: tl.constexpr,
     PARTS: tl.constexpr,
@@ -59,22 +61,30 @@ def bends_kernel(
     holds the changes for all points together, its row F at the first node. HATS are multiplied with `phi`, or its
     changes, as they are; without CHANGES it gives F.
 
-    SCALED by a power of two, of which `unscale (P)` is the inverse, such that `length` values of the size `largest (P,
-    parts)` give no F beyond 16 bits, where `phi_largest (P)` holds the bits of the largest number of `phi`.
+    SCALED by powers of two, so that all is in the range of 16 bits: the bends; tables of a CHUNK of values of the size
+    `largest (P, parts)`, by the first of `factors (P, 2)`; and F of `length` values: what is the product of these two
+    has to be multiplied with the second factor, and then with `unscale (P)` it is F. `phi_largest (P)` holds the bits
+    of the largest number of `phi`.
     """
     problem = tl.program_id(0) // D
-    bound = tl.load(phi_largest + problem).to(tl.float32, bitcast=True) * 2.0 * length
+    most = tl.load(phi_largest + problem).to(tl.float32, bitcast=True)
     part = tl.arange(0, PARTS)
     # as bits, of which those of a NaN are larger than all others
     bits = tl.load(largest + problem * parts + part, mask=part < parts, other=0.0).to(tl.int32, bitcast=True)
-    bound *= tl.max(bits, 0).to(tl.float32, bitcast=True)
+    value = tl.max(bits, 0).to(tl.float32, bitcast=True)
+    bound = most * 2.0 * length * value
     if SCALED:
         scale = tl.exp2(tl.floor(14.0 - tl.log2(tl.maximum(bound, 1e-30))))
+        # a bend is the sum of four numbers at most
+        own = tl.exp2(tl.floor(13.0 - tl.log2(tl.maximum(most, 1e-30))))
+        up = tl.exp2(tl.floor(15.0 - tl.log2(tl.maximum(CHUNK * value, 1e-30))))
     else:
-        scale = 1.0 + 0.0 * bound
+        scale, own, up = 1.0 + 0.0 * bound, 1.0, 1.0
     # infinities and NaN
     scale = tl.where(bound < float("inf"), scale, float("nan"))
     tl.store(unscale + problem, 1.0 / scale)
+    tl.store(factors + problem * 2, up)
+    tl.store(factors + problem * 2 + 1, scale / own / up)
     at = tl.program_id(0).to(tl.int64) * GP * GP
     i, j = tl.arange(0, GP)[:, None], tl.arange(0, GP)[None, :]
     spot = phi + at + i * GP + j
@@ -98,7 +108,7 @@ def bends_kernel(
             here = tl.where((i == GP - 1) & (j == GP - 1), tl.load(phi + at), here)
         else:
             here = tl.where(j == GP - 1, first, tl.where((i < G) & (j < G - 1), across, 0.0))
-    tl.store(bends + at + i * GP + j, here * scale)
+    tl.store(bends + at + i * GP + j, (here * own).to(bends.dtype.element_ty))
 
 
 @triton.jit
@@ -108,6 +118,7 @@ def walk_kernel(
     shifts,
     rows,
     bends,
+    factors,
     out,
     length,
     chunks,
@@ -127,35 +138,35 @@ def walk_kernel(
 ):
     """`out (chunks, P, D, GP, C)`: for TOGETHER dimensions of a head, what the points before every chunk give.
 
-    The table of `collect_kernel` stays in registers; at the begin of a chunk `bends` makes of it what is read. REVERSED
-    it is the points behind every chunk.
+    The table of `collect_kernel` of one chunk is in registers; at the begin of the next one its product with `bends` is
+    added to what is read. REVERSED it is the points behind every chunk.
     """
     TALL: tl.constexpr = TOGETHER * GP
     problem, problems = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     parts = tl.cdiv(channels, CHANNELS)
     first, part = tl.program_id(0) // parts * TOGETHER, tl.program_id(0) % parts
-    dim = first + tl.arange(0, TOGETHER)[:, None, None]
-    own = tl.minimum(dim, D - 1)
+    own = tl.minimum(first + tl.arange(0, TOGETHER)[:, None, None], D - 1)
     node = tl.arange(0, GP)[None, :, None]
     channel = part * CHANNELS + tl.arange(0, CHANNELS)
-    matrix_at = ((problem * D + own) * GP + node) * GP + tl.arange(0, GP)[None, None, :]
-    inside = (dim < D) & (channel < channels)[None, None, :]
+    line, column = first * GP + tl.arange(0, TALL), tl.arange(0, TALL)
+    inside = (line < D * GP)[:, None] & (channel < channels)[None, :]
+    # the dimensions have nothing to do with each other
+    block = (line < D * GP)[:, None] & ((column // GP)[:, None] == (column // GP)[None, :])
+    matrix = tl.load(bends + (problem * (D * GP) + line)[:, None] * GP + (column % GP)[None, :], mask=block, other=0.0)
+    up, down = tl.load(factors + problem * 2) * unit(places), tl.load(factors + problem * 2 + 1)
     total = tl.zeros((TALL, CHANNELS), tl.float32)
-    matrix = tl.load(bends + matrix_at) * unit(places)
+    found = tl.zeros((TALL, CHANNELS), tl.float32)
     # one loop: what comes next is loaded while a table is written
     for turn in range(0, chunks * (CHUNK // ROWS)):
         chunk, step = turn // (CHUNK // ROWS), turn % (CHUNK // ROWS)
         if REVERSED:
             chunk = chunks - 1 - chunk
         if step == 0:
-            # not in 16 bits: the sum of all values is in every dimension, and its rounding would not average out
-            if TOGETHER == 1:
-                found = tl.dot(tl.reshape(matrix, (GP, GP)), total, input_precision=PRECISION)
-                found = tl.reshape(found, (1, GP, CHANNELS))
-            else:
-                found = tl.dot(matrix, tl.reshape(total, (TOGETHER, GP, CHANNELS)), input_precision=PRECISION)
-            spot = (((chunk * problems + problem) * D + dim) * GP + node) * channels + channel[None, None, :]
-            tl.store(out + spot, found.to(out.dtype.element_ty), mask=inside)
+            # in 16 bits the table of one chunk, but not the sum of all: its rounding would not average out
+            found = product(matrix, (total * up).to(matrix.dtype), found, PRECISION, EMULATED)
+            total = tl.zeros((TALL, CHANNELS), tl.float32)
+            spot = ((chunk * problems + problem) * (D * GP) + line)[:, None] * channels + channel[None, :]
+            tl.store(out + spot, (found * down).to(out.dtype.element_ty), mask=inside)
         n = chunk * CHUNK + step * ROWS + tl.arange(0, ROWS)
         at = (problem * D + own) * length + n[None, None, :]
         rows_at = rows + (problem * length + n)[:, None] * channels + channel[None, :]
@@ -244,7 +255,9 @@ def walk_chunks(
     """
     problems, length, channels = rows.shape
     padded, narrow = grid.layout.padded, grid.layout.narrow
-    bends, unscale = empty(*phi.shape, device=phi.device), empty(problems, device=phi.device)
+    kind = grid.layout.table_type
+    bends = empty(*phi.shape, dtype=kind, device=phi.device)
+    factors, unscale = (empty(problems, *shape, device=phi.device) for shape in ((2,), ()))
     parts = min(_PARTS, length)
     largest = empty(problems, parts, device=phi.device)
     quick(largest_kernel, grid.launches)[(parts, problems)](rows, largest, length * channels, SIZE=4096)
@@ -253,10 +266,12 @@ def walk_chunks(
         phi_largest,
         largest,
         bends,
+        factors,
         unscale,
         length,
         parts,
         D=grid.dims,
+        CHUNK=chunk,
         G=grid.layout.count,
         GP=padded,
         PARTS=power_of_two(parts),
@@ -265,14 +280,11 @@ def walk_chunks(
         SCALED=narrow,
         num_warps=8 if padded > 32 else 4,
     )
-    # products of larger matrices, several at a time, do not fit into registers
-    together = max(1, _BLOCK[0] // padded) if padded <= 32 else 1
+    together = max(1, (_BLOCK[0] if narrow else 32) // padded)
     wide = channel_block(channels)
-    # keys at a time: of 64 nodes 0.59 instead of 0.75 ms
-    tall = (_BLOCK[1] if padded <= 32 else 64) if narrow else 32
+    tall = _BLOCK[1] if narrow else 32
     tall = min(tall, chunk)
     chunks = math.ceil(length / chunk)
-    kind = grid.layout.table_type
     out = empty(chunks, problems, grid.dims, padded, channels, dtype=kind, device=rows.device)
     quick(walk_kernel, grid.launches)[(count_blocks(grid.dims, together) * count_blocks(channels, wide), problems)](
         places.first,
@@ -280,6 +292,7 @@ def walk_chunks(
         grid.shifts(places.first),
         rows,
         bends,
+        factors,
         out,
         length,
         chunks,
