@@ -1,16 +1,18 @@
-# `make demo` and `make test` need Python 3.10 or later and nothing else: they make .venv themselves. With npm, a browser
-# is put there too, for the tests of the report.
+# `make demo` and `make test` need Python 3.10 or later and nothing else: they make .venv themselves, the first without what
+# only tests need. With npm, a browser is put there too, for the tests of the report.
 PYTHON ?= python3
 # options for the commands, as in: make bench BENCH="-n 1024 4096 --backward"
 BENCH ?=
 DEMO ?=
 
 BIN := .venv/bin
+RUNS := .venv/.runs
 INSTALLED := .venv/.installed
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
 .PHONY: demo test lint bench report clean
 
-demo: $(INSTALLED)
+demo: $(RUNS)
 	$(BIN)/sortattn demo $(DEMO)
 
 # threads that wait for others let these have the core: two processes have two threads each
@@ -24,7 +26,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(shell find src -name '*.cu')
 
-bench: $(INSTALLED)
+bench: $(RUNS)
 	$(BIN)/sortattn bench $(BENCH)
 
 # the page of the committed results
@@ -32,9 +34,13 @@ report: $(INSTALLED)
 	$(BIN)/sortattn report --results benchmarks/results --out docs
 
 # made again only when what is to be installed has changed
-$(INSTALLED): pyproject.toml constraints.txt
+$(RUNS): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) '.[bench]'
+	touch $@
+
+$(INSTALLED): $(RUNS)
+	$(INSTALL) '.[dev]'
 	$(BIN)/python tests/browser.py
 	touch $@
 

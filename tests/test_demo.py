@@ -1,4 +1,5 @@
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,10 +32,29 @@ def test_an_error_in_the_output_would_be_seen(monkeypatch):
     assert min(relative_errors("add_bump", torch.float32, False)) == pytest.approx(1e-3, rel=0.1)
 
 
+class Beside:
+    """A process that is none: what is asked of it is listed."""
+
+    def __init__(self, target, args, daemon):
+        self.work = (target, *args)
+        # the demo ends with an interrupt, too
+        assert daemon
+
+    def start(self):
+        seen.append(("start", *self.work))
+
+    def join(self):
+        seen.append(("join", *self.work))
+
+
+seen = []
+
+
 @pytest.fixture
 def quick(monkeypatch, tmp_path):
     """The demo at sizes that take no time, and without its accuracy part, which is tested above."""
     monkeypatch.setattr(module, "relative_errors", lambda *case: [1e-15] * 4)
+    monkeypatch.setattr(module, "get_context", lambda method: SimpleNamespace(Process=Beside))
     monkeypatch.setattr(module, "BUDGET", 0.0)
     return lambda: main(["demo", "-n", "16", "--out", str(tmp_path)])
 
@@ -48,6 +68,26 @@ def test_the_demo_writes_its_rows_and_its_picture(quick, tmp_path, capsys):
     assert str(tmp_path / "time.png") in printed
     assert "add_bump, keys masked" in printed
     assert "add_laplace: " in printed
+
+
+def test_the_kernels_of_the_second_type_are_compiled_meanwhile_and_waited_for(quick, monkeypatch):
+    seen.clear()
+
+    def errors(kernel, dtype, masked):
+        seen.append(dtype)
+        return [1e-15] * 4
+
+    monkeypatch.setattr(module, "relative_errors", errors)
+    assert quick() == 0
+    work = (module.compile_kernels, torch.float32)
+    assert seen == [("start", *work), *[torch.float64] * 6, ("join", *work), *[torch.float32] * 6]
+
+
+def test_all_kernels_are_compiled_as_the_demo_needs_them(monkeypatch):
+    asked = []
+    monkeypatch.setattr(module, "relative_errors", lambda *case: asked.append(case))
+    module.compile_kernels(torch.float32)
+    assert asked == [(kernel, torch.float32, False) for kernel in module.KERNELS]
 
 
 def test_the_demo_starts_afresh_and_does_without_matplotlib(quick, tmp_path, capsys, monkeypatch):

@@ -1,5 +1,6 @@
 """`sortattn demo`: the output equals the dense definition, and from some N on it comes sooner than softmax."""
 
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -40,7 +41,13 @@ def demo(out: Path, sizes: list[int]) -> int:
 def show_exactness() -> bool:
     """Prints the errors of the output and the gradients; returns whether all are as small as promised."""
     lines, kept = [], True
+    first, second = PROMISES
+    # compiling keeps one core busy: a process beside this one does it for the second type, and leaves it on disk
+    beside = get_context("spawn").Process(target=compile_kernels, args=(second,), daemon=True)
+    beside.start()
     for dtype, (output_bound, gradient_bound) in PROMISES.items():
+        if dtype != first:
+            beside.join()
         for kernel in KERNELS:
             for masked in (False, True):
                 errors = relative_errors(kernel, dtype, masked)
@@ -54,10 +61,17 @@ def show_exactness() -> bool:
     return kept
 
 
+def compile_kernels(dtype: torch.dtype) -> None:
+    """Has all kernels of a type compiled, where they are not on disk."""
+    for kernel in KERNELS:
+        relative_errors(kernel, dtype, False)
+
+
 def relative_errors(kernel: str, dtype: torch.dtype, masked: bool) -> list[float]:
     """The relative errors of the output and of the three gradients, `sorted` against `dense_attention`."""
     generator = torch.Generator().manual_seed(0)
-    shapes = ((2, 4, 300, 32), (2, 4, 400, 32), (2, 4, 400, 16))
+    # as many channels as where time is measured: the same compiled code
+    shapes = ((2, 4, 300, 32), (2, 4, 400, 32), (2, 4, 400, Settings.value_dim))
     inputs = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
     mask = torch.rand(2, 400, generator=generator) < 0.7 if masked else None
 
