@@ -88,18 +88,18 @@ _COSTS: dict[str, dict[str, dict[str, Cost]]] = {
             "grid": _GRID,
         },
         "add_riesz": {
-            "tiled": Cost(call=8.2e4, pair=1.15e-4),
+            "tiled": Cost(call=8e4, pair=1.1e-4),
             "sorted": Cost(call=3.8e5, point=1.08e-3),
             "grid": _GRID,
         },
         "add_laplace": {
-            "tiled": Cost(call=1.0e5, pair=2.17e-4),
+            "tiled": Cost(call=8.5e4, pair=1.83e-4),
             "sorted": Cost(call=3.8e5, point=1.06e-3),
             "grid": _GRID,
         },
         "add_bump": {
-            "tiled": Cost(call=7.7e4, pair=1.58e-4),
-            "sorted": Cost(call=4.5e5, point=1.78e-3),
+            "tiled": Cost(call=7.5e4, pair=1.54e-4),
+            "sorted": Cost(call=4.2e5, point=1.55e-3),
             "grid": _GRID,
         },
         "dense": {"tiled": Cost(call=1e5, pair=1.7e-4)},
@@ -108,18 +108,18 @@ _COSTS: dict[str, dict[str, dict[str, Cost]]] = {
     },
     "cuda with gradients": {
         "add_riesz": {
-            "tiled": Cost(call=5.2e5, pair=5.15e-4),
-            "sorted": Cost(call=1.7e6, point=3.1e-3),
+            "tiled": Cost(call=3.5e5, pair=4.98e-4),
+            "sorted": Cost(call=1.5e6, point=2.35e-3),
             "grid": _GRID_GRADIENTS,
         },
         "add_laplace": {
-            "tiled": Cost(call=5.6e5, pair=1.23e-3),
-            "sorted": Cost(call=2.0e6, point=3.1e-3),
+            "tiled": Cost(call=4.2e5, pair=1.18e-3),
+            "sorted": Cost(call=1.6e6, point=2.5e-3),
             "grid": _GRID_GRADIENTS,
         },
         "add_bump": {
-            "tiled": Cost(call=4.9e5, pair=9.74e-4),
-            "sorted": Cost(call=1.6e6, point=6.2e-3),
+            "tiled": Cost(call=3.7e5, pair=9.6e-4),
+            "sorted": Cost(call=1.4e6, point=5.4e-3),
             "grid": _GRID_GRADIENTS,
         },
     },

@@ -350,13 +350,13 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
 #pragma unroll 1
             for (int j = 0; j < NODES; j++) {
                 int some =
-                    count_first(keys.count, lane, [&](int i) { return side.passed(j, true, origin, keys.place(i)); });
+                    first_without(0, keys.count, [&](int i) { return side.passed(j, true, origin, keys.place(i)); });
 #pragma unroll
                 for (int k = 0; k < NODES; k++) {
                     if (k == j) passed[k] = some;
                 }
                 // the last cell that begins there or before
-                int whole = count_first(ALL_CELLS + 1, lane, [&](int c) { return cuts.rank[c] <= some; }) - 1;
+                int whole = first_without(0, ALL_CELLS + 1, [&](int c) { return cuts.rank[c] <= some; }) - 1;
                 int begun = cuts.rank[whole];
                 shelves[whole].load(sums, lane);
                 move_side<true, 0>(sums, double(origin) - double(side.node[j]) - double(place(begun)), 0.0);

@@ -12,8 +12,8 @@ from ...kernels import SidedKernel, Terms
 from ...validation import Problem
 from ..direct import plain
 
-# queries and keys of a head from which on that is faster on an H200: at 16,384 bfloat16 took 6.2 / 7.3 / 8.7 ms where
-# widened inputs take 8.6 / 9.4 / 15.8; float16, with more classes, 11.8 / 14.4 / 22.8 where those take 8.5 / 9.3 / 15.7
+# queries and keys of a head from which on that is faster on an H200: at 16,384 bfloat16 takes 5.7 / 6.7 / 8.3 ms where
+# widened inputs took 8.6 / 9.4 / 15.8; float16, with more classes, took 11.8 / 14.4 / 22.8, widened 8.5 / 9.3 / 15.7
 LEAST = {torch.bfloat16: 16_384, torch.float16: 32_768}
 
 

@@ -207,7 +207,7 @@ def walking(terms: Terms, width: int, parts: int) -> Defines:
         ("REAL", "float"), ("VEC", width // 32), ("PARTS", parts), ("NODES", nodes), ("POWERS", powers), ("HALVES", 0),
         ("RATE", int(terms.rate > 0)), ("BOTH", 0), ("COMPACT", int(terms.compact)), ("FOLDED", terms.folded),
         ("PRODUCTS", 0), ("SLOPES", 0), ("ORDERED", 0), ("CHUNK", 8), ("PASSING", 0), ("RESIDENT", RESIDENT),
-        ("CREW", CREW), ("CELLS", CELLS), ("VALUES", VALUES), ("RING", RING),
+        ("WAY", 0), ("CREW", CREW), ("CELLS", CELLS), ("VALUES", VALUES), ("RING", RING),
     )  # fmt: skip
 
 
