@@ -95,7 +95,7 @@ def test_all_kernels_compile(name, dtype, masked, count, monkeypatch, tmp_path):
         "nodes_kernel",
         "collect_kernel",
         "lookup_kernel" if count > 64 else "read_kernel",
-        "slopes_kernel",
+        *(["slopes_kernel"] if name == "add_laplace" else ["steep_kernel", "tilt_kernel"]),
         "near_kernel" if dtype == torch.float32 else "pairs_kernel",
         "walk_kernel",
     }
