@@ -10,7 +10,7 @@ from sortattn.cuda import launch
 from sortattn.ops.sorted import classes, cuda_classes, room
 
 from .cases import BOX, CASES
-from .emulation.emulator import AVAILABLE, EmulatedKernel
+from .emulation.emulator import AVAILABLE, listing
 
 pytestmark = [
     pytest.mark.skipif(not AVAILABLE, reason="the emulator is compiled with g++ on Linux"),
@@ -29,13 +29,7 @@ HALF, BRAIN = torch.float16, torch.bfloat16
 def served(monkeypatch):
     """Sends calls of 16 bits through the kernels for GPUs; the list of those that were launched."""
     launched = []
-
-    class Listed(EmulatedKernel):
-        def __init__(self, source, entry, defines=()):
-            launched.append(entry)
-            super().__init__(source, entry, defines)
-
-    monkeypatch.setattr(launch, "Kernel", Listed)
+    monkeypatch.setattr(launch, "Kernel", listing(launched))
     monkeypatch.setattr(room, "device", lambda device: room.Device(2, 50 << 20, 227 << 10))
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)

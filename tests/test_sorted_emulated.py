@@ -16,7 +16,7 @@ from sortattn.ops.sorted.quotient import _SOURCE as QUOTIENT
 from sortattn.ops.sorted.tracks import tracks_of
 
 from .cases import BOX, CASES
-from .emulation.emulator import AVAILABLE, EmulatedKernel
+from .emulation.emulator import AVAILABLE, EmulatedKernel, listing
 
 pytestmark = [
     pytest.mark.skipif(not AVAILABLE, reason="the emulator is compiled with g++ on Linux"),
@@ -115,13 +115,7 @@ def test_sums_and_gradients_match_the_definition(name, shape, kind, emulated, mo
 def test_rows_of_a_single_node_are_read_once(kind, emulated, monkeypatch):
     """By blocks of warps that hand their sums on; with more stretches than warps, and masked keys."""
     entries = []
-
-    class Listed(EmulatedKernel):
-        def __init__(self, source, entry, defines=()):
-            entries.append(entry)
-            super().__init__(source, entry, defines)
-
-    monkeypatch.setattr(launch, "Kernel", Listed)
+    monkeypatch.setattr(launch, "Kernel", listing(entries))
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
     query, key, value = points(kind, 1, 300, 1900, 2, 50)
     if kind == "zeros":
@@ -142,13 +136,7 @@ def test_rows_of_a_single_node_are_read_once(kind, emulated, monkeypatch):
 def test_one_walk_has_all_gradients(name, way, kind, emulated, monkeypatch):
     """With masked keys; points of both kinds among each other, equal, at zero, one kind behind the other, all alike."""
     entries = []
-
-    class Listed(EmulatedKernel):
-        def __init__(self, source, entry, defines=()):
-            entries.append(entry)
-            super().__init__(source, entry, defines)
-
-    monkeypatch.setattr(launch, "Kernel", Listed)
+    monkeypatch.setattr(launch, "Kernel", listing(entries))
     monkeypatch.setattr(cuda_walk, "_SHORT", 32)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
     if way == "mutual":

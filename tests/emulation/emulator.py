@@ -37,6 +37,17 @@ class EmulatedKernel:
         self._launch(ctypes.c_long(width), ctypes.c_long(height), ctypes.c_int(block), *map(_argument, arguments))
 
 
+def listing(entries: list[str]) -> type[EmulatedKernel]:
+    """Such kernels, which add their names to `entries`."""
+
+    class Listed(EmulatedKernel):
+        def __init__(self, source: Path, entry: str, defines: Defines = ()):
+            entries.append(entry)
+            super().__init__(source, entry, defines)
+
+    return Listed
+
+
 @functools.cache
 def _library(source: Path, defines: Defines, twins: str | None) -> ctypes.CDLL:
     """The source behind the emulator's header, with a function that launches each of its kernels."""

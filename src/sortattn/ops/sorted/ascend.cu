@@ -35,28 +35,7 @@ struct alignas(16) Station {
 
 typedef Numbers<double> Wide;
 
-// Sums in shared memory.
-struct Shelf {
-    double at[SUMS][VEC][32];
-    double extra[SUMS];
-
-    template <typename T> __device__ void store(const Numbers<T> &sums, int lane) {
-#pragma unroll
-        for (int l = 0; l < SUMS; l++) {
-#pragma unroll
-            for (int c = 0; c < VEC; c++) at[l][c][lane] = sums.at[l][c];
-            if (lane == 0) extra[l] = sums.extra[l];
-        }
-    }
-    __device__ void load(Wide &sums, int lane) const {
-#pragma unroll
-        for (int l = 0; l < SUMS; l++) {
-#pragma unroll
-            for (int c = 0; c < VEC; c++) sums.at[l][c] = at[l][c][lane];
-            sums.extra[l] = extra[l];
-        }
-    }
-};
+typedef Shelf<double> Kept;
 
 __device__ inline void add_all(Wide &sums, const Wide &other) {
     sums.add_rows(other);
@@ -282,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
            index_t key_most) {
     extern __shared__ __align__(16) char shared[];
     Station *stations = reinterpret_cast<Station *>(shared);
-    Shelf *shelves = reinterpret_cast<Shelf *>(stations + CREW);
+    Kept *shelves = reinterpret_cast<Kept *>(stations + CREW);
     __shared__ Cuts<ALL_CELLS> cuts;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     index_t stop = rounds[round + 1] * dims;
@@ -372,7 +351,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                 });
             }
         };
-        Shelf &zero = shelves[ALL_CELLS + 1];
+        Kept &zero = shelves[ALL_CELLS + 1];
         if (FOLDED) {
             if (warp == 0) {
                 begin(real(0));

@@ -9,6 +9,29 @@
 
 static_assert(sizeof(real) == 4 && !BOTH && !HALVES && ADDED && !SLOPES, "sums of what is below");
 
+// Sums in shared memory.
+template <typename T> struct Shelf {
+    T at[SUMS][VEC][32];
+    T extra[SUMS];
+
+    template <typename U> __device__ void store(const Numbers<U> &sums, int lane) {
+#pragma unroll
+        for (int l = 0; l < SUMS; l++) {
+#pragma unroll
+            for (int c = 0; c < VEC; c++) at[l][c][lane] = sums.at[l][c];
+            if (lane == 0) extra[l] = sums.extra[l];
+        }
+    }
+    __device__ void load(Numbers<T> &sums, int lane) const {
+#pragma unroll
+        for (int l = 0; l < SUMS; l++) {
+#pragma unroll
+            for (int c = 0; c < VEC; c++) sums.at[l][c] = at[l][c][lane];
+            sums.extra[l] = extra[l];
+        }
+    }
+};
+
 // a row of values, or of the table, of a lane
 #if VEC == 1
 struct Packed {

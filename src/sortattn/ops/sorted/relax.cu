@@ -31,27 +31,7 @@ struct Station {
     int list[64];
 };
 
-struct Shelf {
-    real at[SUMS][VEC][32];
-    real extra[SUMS];
-
-    __device__ void store(const Sums &sums, int lane) {
-#pragma unroll
-        for (int l = 0; l < SUMS; l++) {
-#pragma unroll
-            for (int c = 0; c < VEC; c++) at[l][c][lane] = sums.at[l][c];
-            if (lane == 0) extra[l] = sums.extra[l];
-        }
-    }
-    __device__ void load(Sums &sums, int lane) const {
-#pragma unroll
-        for (int l = 0; l < SUMS; l++) {
-#pragma unroll
-            for (int c = 0; c < VEC; c++) sums.at[l][c] = at[l][c][lane];
-            sums.extra[l] = extra[l];
-        }
-    }
-};
+typedef Shelf<real> Kept;
 
 // Moments of what is farther away by `distance`, see `move_side`.
 __device__ inline void fade_sums(Sums &sums, real distance, real rate) {
@@ -87,11 +67,11 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
     relax(const entry_t *entries, const half_t *key_codes, const int *key_counts, const index_t *key_offsets,
           const half_t *codes, const int *counts, const index_t *offsets, const int *rounds, const half_t *values,
           const real *weights, const double *numbers, const double *taus, double tau, half_t *rows, real *row_extras,
-          Shelf *notes, half_t *table, real *extras, index_t round, index_t count, index_t dims, index_t most,
+          Kept *notes, half_t *table, real *extras, index_t round, index_t count, index_t dims, index_t most,
           index_t key_most) {
     extern __shared__ __align__(16) char shared[];
     Station *stations = reinterpret_cast<Station *>(shared);
-    Shelf *lower = reinterpret_cast<Shelf *>(stations + CREW), *upper = lower + RUNS;
+    Kept *lower = reinterpret_cast<Kept *>(stations + CREW), *upper = lower + RUNS;
     __shared__ Cuts<RUNS> cuts;
     // the first class of every run that has passed its first key
     __shared__ int firsts[RUNS + 1];
@@ -165,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
         if (threadIdx.x == 0) cuts.next = 0;
         // what is below a run, around its lower end, and above it, around its upper one
         for (int side_number = warp; side_number < 2; side_number += CREW) {
-            Shelf *shelves = side_number ? upper : lower;
+            Kept *shelves = side_number ? upper : lower;
             Sums sum, part;
             sum.clear();
             for (int i = 0; i < RUNS; i++) {
