@@ -1,7 +1,5 @@
 """The operators behind the grid's kernels on the GPU, with their fake kernels and derivatives."""
 
-import functools
-
 import torch
 from torch import Tensor
 
@@ -21,7 +19,7 @@ from .grid import Grid
 from .language import STATS
 from .launch import launches
 from .layout import Layout
-from .record import keep
+from .record import kept
 from .tables import Flags, Tables
 
 
@@ -60,10 +58,9 @@ def _fill(shape: tuple[int, ...], number: float, device: torch.device) -> Tensor
     return torch.full(shape, number, dtype=torch.float32, device=device)
 
 
-@functools.lru_cache(maxsize=64)
+@kept
 def _filled(shape: tuple[int, ...], number: float, device: torch.device) -> Tensor:
-    # a copy from the host, which waits: see `keep`
-    return keep(torch.full(shape, number, dtype=torch.float32).to(device))
+    return torch.full(shape, number, dtype=torch.float32).to(device)
 
 
 def _capturing(tensor: Tensor) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
 from .language import ramp
-from .record import keep
+from .record import kept
 
 INTERPRETED = isinstance(ramp, InterpretedFunction)
 # two integers of 16 bits in one instruction
@@ -50,21 +50,21 @@ class Layout:
         return {"PRECISION": "tf32" if self.narrow else "tf32x3", "EMULATED": INTERPRETED}
 
 
-@functools.lru_cache(maxsize=64)
+@kept
 def shifts(padded: int, device: torch.device, kind: torch.dtype) -> Tensor:
     """What `ramp` adds for the nodes -1 ... G, then for 0 ... G - 1 with a last one that makes every ramp one."""
     nodes = torch.arange(1, -padded - 1, -1)
     nodes = torch.cat([nodes, nodes[1:-2], nodes[:1]])
-    return keep((nodes * 512 if kind == torch.int16 else nodes).to(kind).to(device))
+    return (nodes * 512 if kind == torch.int16 else nodes).to(kind).to(device)
 
 
-@functools.lru_cache(maxsize=64)
+@kept
 def bits_of_cells(device: torch.device) -> Tensor:
     """For `count_kernel`: of 16 rows the high bits of a code; of eight columns the next bits, a mask and a unit."""
     rows, columns = torch.arange(16), torch.arange(8)
     share = columns % 2
     parts = (2048 * rows, 512 * (columns // 2), 511 * share, 512 * (1 - share))
-    return keep(torch.cat(parts).to(torch.int16).to(device))
+    return torch.cat(parts).to(torch.int16).to(device)
 
 
 def joined_parts(table: Tensor) -> Tensor:

@@ -3,8 +3,6 @@
 In float32; see `pairs` for 16 bits.
 """
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
@@ -16,7 +14,7 @@ from .launch import quick
 from .layout import LINE, channel_block, count_blocks, power_of_two, registers
 from .matrix import exponential, spline
 from .pairs import QUERIES, pairs_kernel, reach
-from .record import empty, keep
+from .record import empty, kept
 from .tables import Causal
 
 # queries and keys of a block, and warps
@@ -163,10 +161,10 @@ def near_kernel(
         tl.store(totals + at, total, mask=here)
 
 
-@functools.lru_cache(maxsize=64)
+@kept
 def _zeros(device: torch.device) -> Tensor:
     """What `near_kernel` begins with."""
-    return keep(torch.zeros(16 * 64, dtype=torch.float16).to(device))
+    return torch.zeros(16 * 64, dtype=torch.float16).to(device)
 
 
 def sum_near(

@@ -7,6 +7,7 @@ one piece of memory, those that are not needed at the same time in the same plac
 """
 
 import bisect
+import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,14 +29,23 @@ class _Local(threading.local):
 _local = _Local()
 
 
-def keep(constant: Tensor) -> Tensor:
-    """A constant on a device, which stays where it is.
+def kept(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A constant on a device, which is made once for the same arguments and stays where it is.
 
     It must be written when this returns, as it may be read on another stream, or by a call that is not part of the CUDA
-    graph that was the first to need it: so it is a copy from the host, which waits.
+    graph that was the first to need it: so `make` copies it from the host, which waits. It may be saved for gradients,
+    also if the first call is in inference mode.
     """
-    _kept.append(constant)
-    return constant
+
+    @functools.lru_cache(maxsize=64)
+    @functools.wraps(make)
+    @torch.inference_mode(False)
+    def made(*what) -> Tensor:
+        constant = make(*what)
+        _kept.append(constant)
+        return constant
+
+    return made
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device) -> Tensor:
