@@ -53,7 +53,7 @@ def test_auto_never_makes_a_dense_matrix_of_a_long_sequence():
 def test_auto_sorts_shorter_sequences_on_a_gpu_where_gradients_are_asked_for(name, monkeypatch):
     # as if the CPU were one
     for table in ("", " with gradients"):
-        monkeypatch.setitem(choose._COSTS, f"cpu{table}", choose._COSTS[f"cuda{table}"])
+        monkeypatch.setitem(choose._COSTS, f"cpu{table}", choose._COSTS[f"sm_90{table}"])
 
     def taken(length: int, gradients: bool) -> str:
         kernel = sortattn.KERNELS[name]
@@ -66,7 +66,7 @@ def test_auto_sorts_shorter_sequences_on_a_gpu_where_gradients_are_asked_for(nam
         assert taken(1000, gradients=True) == "tiled"
 
 
-@pytest.mark.parametrize(("passes", "table"), [("forward", "cuda"), ("forward+backward", "cuda with gradients")])
+@pytest.mark.parametrize(("passes", "table"), [("forward", "sm_90"), ("forward+backward", "sm_90 with gradients")])
 @pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump"])
 def test_on_a_gpu_auto_takes_what_was_faster_there(name, passes, table):
     rows = [row for row in read(H200, PaperRow) if (row.kernel, row.passes) == (name, passes)]
@@ -78,6 +78,17 @@ def test_on_a_gpu_auto_takes_what_was_faster_there(name, passes, table):
         costs = {backend: choose._COSTS[table][name][backend].estimate(48, n, n, 64, 64, 0) for backend in times}
         # near the crossing either will do
         assert times[min(costs, key=costs.get)][n] <= 1.1 * times[faster[n]][n], n
+
+
+def test_a_gpu_is_judged_by_its_architecture_or_by_the_default(monkeypatch):
+    def costs_on(capability: tuple[int, int]) -> dict:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        return choose._COSTS[choose._kind_of(torch.device("cuda", 0))]
+
+    monkeypatch.setitem(choose._COSTS, "sm_80", {})
+    assert costs_on((8, 0)) is choose._COSTS["sm_80"]
+    assert costs_on((9, 0)) is choose._COSTS["sm_90"]
+    assert costs_on((12, 0)) is choose._COSTS[choose._DEFAULT]
 
 
 def test_the_cost_model_can_be_printed():

@@ -7,6 +7,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from .cuda.support import architecture
 from .kernels import FeatureKernel, Gauss, Kernel, SidedKernel, Softmax
 from .ops import keops, linear, reference, tiled
 from .ops.grid import Grid, gpu
@@ -55,9 +56,11 @@ class Cost:
 # on a GPU two calls in 16 bits with 64 nodes, of which one is for the estimate of the error, that a decision waits for
 _GRID = Cost(call=3e6, point=7e-4)
 _GRID_GRADIENTS = Cost(call=5e6, point=2e-3)
-# By type of device, and with gradients where that was measured; by kernel, or else by kind of kernel. Float32,
-# D = C = 64. The CPU's were measured on two cores of an x86-64 server (AVX-512) for N = 16 ... 1024, the GPU's on an
-# NVIDIA H200 for N = 512 ... 16,384 and stand in for all GPUs; see docs/performance.md
+# The architecture of GPUs whose own is not in the table.
+_DEFAULT = "sm_90"
+# For the CPU and by architecture of GPUs, and with gradients where that was measured; by kernel, or else by kind of
+# kernel. Float32, D = C = 64. The CPU's were measured on two cores of an x86-64 server (AVX-512) for N = 16 ... 1024,
+# those of sm_90 on an NVIDIA H200 for N = 512 ... 16,384; see docs/performance.md
 _COSTS: dict[str, dict[str, dict[str, Cost]]] = {
     "cpu": {
         "sided": {
@@ -81,7 +84,7 @@ _COSTS: dict[str, dict[str, dict[str, Cost]]] = {
             "linear": Cost(call=2.1e5, feature=0.11),
         },
     },
-    "cuda": {
+    "sm_90": {
         "sided": {
             "tiled": Cost(call=1e5, pair=1.6e-4),
             "sorted": Cost(call=4e5, point=1.7e-3),
@@ -106,7 +109,7 @@ _COSTS: dict[str, dict[str, dict[str, Cost]]] = {
         "sdpa": {"tiled": Cost(call=2e5, pair=2e-5, product=2e-5)},
         "features": {"linear": Cost(call=3e5, feature=1e-4)},
     },
-    "cuda with gradients": {
+    "sm_90 with gradients": {
         "add_riesz": {
             "tiled": Cost(call=3.5e5, pair=4.98e-4),
             "sorted": Cost(call=1.5e6, point=2.35e-3),
@@ -189,12 +192,21 @@ def cheapest(problem: Problem, kernel: Kernel, normalised: bool, backends: tuple
 
 
 def _costs(problem: Problem, kernel: Kernel) -> dict[str, Cost]:
-    device = "cuda" if problem.query.device.type == "cuda" else "cpu"
+    device = _kind_of(problem.query.device)
     if torch.is_grad_enabled() and any(part.requires_grad for part in (problem.query, problem.key, problem.value)):
         found = _COSTS.get(f"{device} with gradients", {}).get(kernel.name)
         if found is not None:
             return found
     return _COSTS[device].get(kernel.name) or _COSTS[device][_family(kernel)]
+
+
+def _kind_of(device: torch.device) -> str:
+    """Which part of the table is for this device."""
+    if device.type != "cuda":
+        return "cpu"
+    # on AMD's GPUs too, whose architectures have other names
+    found = architecture(device.index or 0)
+    return found if found in _COSTS else _DEFAULT
 
 
 def _rounding_grid(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
@@ -237,7 +249,8 @@ def cost_table() -> str:
             members = kinds.get(kind, kind)
             # those with an estimate of their own
             members = ", ".join(name for name in members.split(", ") if name == kind or name not in table)
-            lines.append(f"{device}: {members}")
+            others = " and GPUs that are not in this table" if device.startswith(_DEFAULT) else ""
+            lines.append(f"{device}{others}: {members}")
             lines.extend(f"  {name:<10} {_formula(cost)}" for name, cost in costs.items())
     return "\n".join(lines)
 

@@ -23,6 +23,12 @@ def trouble(device: int) -> str | None:
     return _trouble(device)
 
 
+@constant
+def architecture(device: int) -> str:
+    """As NVIDIA's compilers name it, such as `sm_90`."""
+    return "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+
+
 @functools.lru_cache
 def _trouble(device: int) -> str | None:
     if torch.version.cuda is None:
