@@ -22,8 +22,8 @@ shifts = pytest.mark.parametrize("shift", [0.0, 100.0], ids=["centred", "shifted
 
 
 def inputs_for(case: Case, shape: Shape, dtype: torch.dtype, device: str, shift: float):
-    """Inputs for gradients, none of whose differences is rounded: at a node other than zero a rounded one decides between
-    two slopes (docs/numerics.md, "Known misses"), or between two values."""
+    """Inputs for gradients, none of whose differences is rounded: at a node other than zero a rounded one decides
+    between two slopes (docs/numerics.md, "Known misses"), or between two values."""
     query, key, value = draw(shape, dtype, device, shift=shift)
     if case.name in ("add_bump", "spline", "spline_jumps"):
         query, key = ((part * 4096).round() / 4096 for part in (query, key))

@@ -15,8 +15,8 @@ class KernelAttention(nn.Module):
     `(B, N, value_dim)`, or unbatched `(M, embed_dim)`, and returns `(B, M, embed_dim)`. Without `key` and `value` it is
     self-attention; `value` defaults to `key`.
 
-    Unlike `nn.MultiheadAttention` it returns the rows alone, as no matrix of weights is ever made, and its `key_mask` is
-    True where a key takes part, as in SDPA: the opposite of `key_padding_mask`.
+    Unlike `nn.MultiheadAttention` it returns the rows alone, as no matrix of weights is ever made, and its `key_mask`
+    is True where a key takes part, as in SDPA: the opposite of `key_padding_mask`.
 
     - `kv_heads`: fewer key and value heads than query heads (grouped queries).
     - `bandwidth`: a number, or None for the kernel's default; with `learn_bandwidth` it is the start of one positive
