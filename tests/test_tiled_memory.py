@@ -15,9 +15,9 @@ pytestmark = [
 LENGTH = 4096
 MATRIX = 4 * LENGTH**2
 CALLS = {
-    "more_dims": (Shape((), LENGTH, LENGTH, 3, 2), {}),
-    "more_channels": (Shape((), LENGTH, LENGTH, 2, 9), {}),
-    "causal_masked": (Shape((), LENGTH, LENGTH, 2, 2), {"is_causal": True, "key_mask": torch.arange(LENGTH) % 3 > 0}),
+    "more_dims": (Shape((), LENGTH, LENGTH, 2, 1), {}),
+    "more_channels": (Shape((), LENGTH, LENGTH, 1, 9), {}),
+    "causal_masked": (Shape((), LENGTH, LENGTH, 1, 1), {"is_causal": True, "key_mask": torch.arange(LENGTH) % 3 > 0}),
 }
 
 
@@ -34,7 +34,7 @@ def peak(case, backend, shape, options) -> int:
 
 # torch's own attention, which has a way for every shape; and one of each kind that is summed by blocks
 PAIRS = [(name, call) for name in ("softmax", "gauss") for call in CALLS]
-PAIRS += [("laplace", "more_dims"), ("add_bump", "more_channels"), ("tri", "causal_masked")]
+PAIRS += [("laplace", "causal_masked"), ("add_bump", "more_channels"), ("tri", "causal_masked")]
 
 
 @pytest.mark.parametrize(("name", "call"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
