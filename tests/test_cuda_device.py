@@ -7,6 +7,7 @@ import sortattn
 
 from .cases import CASES, Shape, assert_close, cotangent, draw, leaves, refusal
 from .definition import FORWARD, GRADIENT
+from .test_promises import check_some_queries
 
 SHAPE = Shape((2, 3), 70, 130, 40, 24)
 CALLS = [
@@ -212,6 +213,12 @@ def test_tensors_of_more_than_two_to_the_31_numbers(backend, device):
     for head in (0, shape.leading[0] // 2, shape.leading[0] - 1):
         alone = sortattn.kernel_attention(query[head], key[head], value[head], "add_laplace", backend=backend)
         assert_close(output[head], alone, FORWARD[torch.float32])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump"])
+def test_a_million_queries_and_keys(name, device):
+    check_some_queries(name, 1 << 20, 0.0, device, bound=5e-6)
 
 
 @pytest.mark.parametrize("nodes", [16, 32, 64])

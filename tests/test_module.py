@@ -163,6 +163,30 @@ def test_gradients_reach_the_coefficients_of_a_kernel(rows, device):
     assert (slopes.grad != 0).all()
 
 
+@pytest.mark.parametrize("backend", ["sorted", "tiled"])
+def test_coefficients_that_are_parameters_are_trained_saved_and_copied_with_the_module(backend, rows, device):
+    def build():
+        slopes, offset = (torch.nn.Parameter(torch.tensor(numbers)) for numbers in ([-0.5, 0.25], 1.0))
+        kernel = sortattn.Spline([0.0], slopes, offset=offset)
+        return sortattn.KernelAttention(12, 3, kernel=kernel, backend=backend).to(device, torch.float64)
+
+    module = build()
+    before = module(rows)
+    assert {"kernel_slopes", "kernel_offset"} < set(module.state_dict())
+    before.square().sum().backward()
+    assert (module.kernel_slopes.grad != 0).all()
+    with torch.no_grad():
+        module.kernel_slopes.copy_(torch.tensor([-0.75, 0.5]))
+    after = module(rows)
+    assert not torch.equal(after, before)
+    twin, fresh = copy.deepcopy(module), build()
+    fresh.load_state_dict(module.state_dict())
+    for other in (twin, fresh):
+        assert torch.equal(other(rows), after)
+        assert other.kernel.slopes is other.kernel_slopes
+        assert other.kernel.slopes is not module.kernel.slopes
+
+
 def test_without_biases_there_are_none(device):
     module = sortattn.KernelAttention(12, 3, bias=False, device=device)
     assert all(not name.endswith("bias") for name, _ in module.named_parameters())

@@ -1,6 +1,7 @@
 """Degenerate sizes, extreme numbers, odd layouts, and NaN or infinity in one head."""
 
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -299,6 +300,20 @@ def test_a_bad_number_spoils_its_head_and_no_other(case, backend, which, bad, de
         assert torch.equal(output[b, h], clean[b, h])
         for part, before in zip(gradients, clean_gradients, strict=True):
             assert torch.equal(part[b, h], before[b, h])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")], ids=["nan", "inf"])
+@pytest.mark.parametrize(("case", "backend"), [*PAIRS, pytest.param(BOX, "sorted", id="box-sorted"), *pairs(("grid",))])
+@pytest.mark.usefixtures("cpu_only")
+def test_a_bandwidth_that_is_no_number_spoils_its_head_and_no_other(case, backend, bad, device):
+    inputs = draw(Shape((3,), 70, 90, 2, 3), torch.float32, device)
+    for function in (sortattn.kernel_attention, sortattn.kernel_sum):
+        points = leaves(*inputs, torch.tensor([2.0, bad, 3.0], device=device))
+        output = within(60, partial(function, *points[:3], case.kernel, bandwidth=points[3], backend=backend))
+        assert output[1].isnan().all()
+        assert output[[0, 2]].isfinite().all()
+        gradients = torch.autograd.grad(output[[0, 2]].sum(), points)
+        assert all(part[[0, 2]].isfinite().all() for part in gradients)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")], ids=["nan", "inf"])

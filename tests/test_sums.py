@@ -109,3 +109,21 @@ def test_leading_dimensions_of_sums_broadcast(backend, device):
     assert_close(sortattn.weighted_abs_sum(query, key, value, backend=backend), abs_sum(*wide), FORWARD[torch.float64])
     signs = sortattn.weighted_sign_sum(query, key, value, weight, backend=backend)
     assert_close(signs, sign_sum(*wide, weight), FORWARD[torch.float64])
+
+
+@backends
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")], ids=["nan", "inf"])
+@pytest.mark.parametrize("which", range(4), ids=["query", "key", "value", "weight"])
+def test_a_bad_number_spoils_the_sums_of_its_head_and_no_other(which, bad, backend, device):
+    shape = Shape((2,), 20, 30, 3, 4)
+    inputs = [*draw(shape, torch.float32, device), cotangent(shape, torch.float32, device)]
+    inputs[which][1, 7, 2] = bad
+    outputs = [sortattn.weighted_sign_sum(*inputs, backend=backend)]
+    if which < 3:
+        outputs += [
+            function(*inputs[:3], backend=backend)
+            for function in (sortattn.weighted_abs_sum, sortattn.weighted_laplace_sum)
+        ]
+    for output in outputs:
+        assert output[1].isnan().all()
+        assert output[0].isfinite().all()

@@ -35,7 +35,8 @@ def kernel_attention(
       `(H,)` is one per head) and may require a gradient, or None for the kernel's default.
     - `key_mask (B, N)`: True where a key takes part.
     - `is_causal`: query m sees the keys `n <= m + N - M`.
-    - `enable_gqa`: fewer key and value heads than query heads, as in SDPA.
+    - `enable_gqa`: fewer key and value heads than query heads, as in SDPA. Keys and values are not copied, unless query
+      heads of one group have bandwidths or masks of their own.
     - `backend`: `"auto"`, or one of `reference`, `tiled`, `sorted`, `linear`, `keops`, `grid` by name. All
       but `grid` are exact; `"grid:128"` has 128 nodes by dimension, `"grid:1e-3"` as many as that tolerance needs on
       unit normal data (docs/grid.md).

@@ -15,10 +15,15 @@ class KernelAttention(nn.Module):
     `(B, N, value_dim)`, or unbatched `(M, embed_dim)`, and returns `(B, M, embed_dim)`. Without `key` and `value` it is
     self-attention; `value` defaults to `key`.
 
+    Unlike `nn.MultiheadAttention` it returns the rows alone, as no matrix of weights is ever made, and its `key_mask`
+    is True where a key takes part, as in SDPA: the opposite of `key_padding_mask`.
+
     - `kv_heads`: fewer key and value heads than query heads (grouped queries).
     - `bandwidth`: a number, or None for the kernel's default; with `learn_bandwidth` it is the start of one positive
       parameter per head, kept as its logarithm.
     - `is_causal`, `backend`: as in `kernel_attention`.
+
+    Coefficients of a kernel that are an `nn.Parameter` are parameters of this module, trained, saved and moved with it.
 
     >>> import torch, sortattn
     >>> attention = sortattn.KernelAttention(32, num_heads=4, kernel="add_bump")
@@ -57,8 +62,11 @@ class KernelAttention(nn.Module):
             raise ValueError(f"num_heads must be a multiple of kv_heads, got {num_heads} and {kv_heads}")
         self.embed_dim, self.num_heads, self.kv_heads = embed_dim, num_heads, kv_heads
         self.head_dim = embed_dim // num_heads
-        # a kernel of the user's may hold parameters; it is kept as it is, not copied
+        # a kernel of the user's is kept as it is, not copied
         self.kernel = resolve(kernel)
+        for name, part in vars(self.kernel).items():
+            if isinstance(part, nn.Parameter):
+                self.register_parameter(f"kernel_{name}", part)
         if backend != "auto":
             # an unknown one is told here, not in the first call
             named(backend)

@@ -45,7 +45,8 @@ def poisoned(problem: Problem, rows: Tensor) -> Tensor:
 
 
 def poison(problem: Problem) -> Tensor:
-    """`(P, 1)`, or `(P, M)` for grouped heads: one, or NaN for the rows of a head whose inputs are not all finite."""
+    """`(P, 1)`, or `(P, M)` for grouped heads: one, or NaN for the rows of a head whose inputs, its bandwidth among
+    them, are not all finite."""
     problems, group = problem.query.shape[0], problem.group
     # query heads of a group are told apart, what they share counts for all of them
     queries = problem.query.detach().reshape(problems, group, problem.rows * problem.query.shape[2])
@@ -56,5 +57,7 @@ def poison(problem: Problem) -> Tensor:
         # a NaN makes both extremes NaN, an infinity one of them: no mask of the size of the input is made; and two
         # reductions are six times as fast as one `aminmax`, which is not vectorised and does not survive a fork
         extremes = [extreme(2).expand(problems, group) for part in parts for extreme in (part.amin, part.amax)]
+        if isinstance(problem.bandwidth, Tensor):
+            extremes.append(problem.bandwidth.detach().reshape(problems, 1).expand(problems, group))
         ones = torch.where(torch.stack(extremes).isfinite().all(0), ones, torch.nan)
     return ones if group == 1 else ones.repeat_interleave(problem.rows, 1)

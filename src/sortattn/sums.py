@@ -1,10 +1,13 @@
 """The paper's weighted sums, for those who want kernel sums and not attention (MMD, KDE, slicing)."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from .attention import kernel_sum
 from .kernels import Spline
+from .normalise import poisoned
 from .ops.direct import refuse_tangents
 from .validation import make_problem
 
@@ -63,7 +66,8 @@ def weighted_sign_sum(query: Tensor, key: Tensor, value: Tensor, weight: Tensor,
         products = _dense_sign_sum(problem, factors, rows=64 if backend == "tiled" else max(problem.rows, 1))
     else:
         raise ValueError(f"unknown backend {backend!r}, expected one of auto, sorted, tiled, reference")
-    return problem.restore(products)
+    # the sign of a NaN is zero: neither it nor an infinity would be seen in the sums; weights are looked at too
+    return problem.restore(poisoned(replace(problem, query=factors), poisoned(problem, products)))
 
 
 def _dense_sign_sum(problem, weight: Tensor, rows: int) -> Tensor:

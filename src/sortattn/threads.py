@@ -1,7 +1,7 @@
 """A pool of threads for compiled kernels that release the interpreter lock.
 
 Unlike a parallel region of Numba or OpenMP it may be used by several Python threads at once, and it starts afresh in
-a forked child.
+a forked child. torch's own loops, in OpenMP, do not: a child that enters one after its parent has waits for ever.
 """
 
 import os
@@ -30,15 +30,26 @@ class _Pool:
 
 
 _pool = _Pool()
+_forked = False
 
 
 def _forget() -> None:
-    global _pool
-    _pool = _Pool()
+    global _pool, _forked
+    _pool, _forked = _Pool(), True
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
+
+
+def settle() -> None:
+    """To be called before any work: a forked child has one thread from now on, as the workers of a `DataLoader` do."""
+    global _forked
+    # not while a compiler traces, which would stop here
+    if torch.compiler.is_compiling() or not _forked:
+        return
+    _forked = False
+    torch.set_num_threads(1)
 
 
 def run(task: Callable[..., None], arguments: Sequence[tuple]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from . import threads
 from .kernels import Kernel, positive
 from .ops.direct import plain
 
@@ -87,6 +88,7 @@ def make_problem(
     for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
         if not isinstance(flag, (bool, torch.SymBool)):
             raise TypeError(f"{name} must be True or False, got {type(flag).__name__}")
+    threads.settle()
     query, key, value = autocast(query, key, value)
     _check_match(query, key, value)
     leading, group = _leading(query, key, value, enable_gqa)

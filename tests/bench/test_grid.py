@@ -111,6 +111,18 @@ def test_files_that_hold_something_else_are_told(tmp_path, capsys):
     assert "layer0.pt must hold a dict with query, key and value" in capsys.readouterr().err
 
 
+def test_the_committed_rows_show_what_the_document_says():
+    for name, largest in (("grid-nomic-h200", 72), ("grid-cpu", None)):
+        rows = records.read(ROOT / "benchmarks" / "results" / f"{name}.csv", Row)
+        assert all(row.error / 3 < row.estimate < 10 * row.error for row in rows if row.error > 1e-5)
+        if largest:
+            fine = [row for row in rows if row.nodes == 64]
+            # 12 layers, 3 kernels, 2 lengths
+            assert len(fine) == largest
+            assert all(row.error < row.bfloat16 for row in fine)
+            assert all(row.error < row.float16 for row in fine if row.kernel != "add_laplace")
+
+
 def test_the_tables_of_the_document_are_those_of_the_results():
     document = ROOT / "docs" / "grid.md"
     assert report.main([str(document), "--results", str(ROOT / "benchmarks" / "results"), "--check"]) == 0

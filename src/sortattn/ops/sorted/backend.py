@@ -1,5 +1,7 @@
 """The sorted backend as `attention` sees it."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -34,6 +36,8 @@ def attention(problem: Problem, kernel: SidedKernel) -> Tensor:
     sums, total = _sums(problem, kernel)
     points = problem.query.detach(), problem.key.detach(), problem.value.detach()
     found = (_unfit if plain(*points) else unfit)(*points, problem.group)
+    if isinstance(problem.bandwidth, Tensor):
+        found = found | ~problem.bandwidth.detach().isfinite().reshape(-1, 1)
     return quotient_directly(sums, total, found, kernel.floor)
 
 
@@ -43,6 +47,10 @@ def kernel_sum(problem: Problem, kernel: SidedKernel) -> Tensor:
 
 
 def _sums(problem: Problem, kernel: SidedKernel) -> tuple[Tensor, Tensor]:
+    if isinstance(problem.bandwidth, Tensor):
+        # the head of a NaN or an infinity is found by whoever asks for the sums; here windows and tiles need a number
+        bandwidth = problem.bandwidth
+        problem = replace(problem, bandwidth=torch.where(bandwidth.isfinite(), bandwidth, 1.0))
     (sums, total), *rest = (_part(problem, part) for part in kernel.parts())
     for more, more_total in rest:
         sums, total = sums + more, total + more_total

@@ -42,9 +42,11 @@ def attention(problem: Problem, kernel: Softmax | Gauss) -> Tensor:
     query, key, scale = points(problem, kernel)
     value = problem.value
     channels = value.shape[-1]
+    # torch's fast kernels want as many channels as dimensions; else that of the CPU writes down the whole matrix
     if query.shape[-1] > channels:
-        # torch's fast kernels want as many channels as dimensions
         value = F.pad(value, (0, query.shape[-1] - channels))
+    elif query.shape[-1] < channels and not query.is_cuda:
+        query, key = (F.pad(part, (0, channels - part.shape[-1])) for part in (query, key))
     mask = None if problem.weight is None else (problem.weight != 0)[:, None, None, :]
     out = F.scaled_dot_product_attention(
         query[:, None], key[:, None], value[:, None], attn_mask=mask, is_causal=problem.causal, scale=scale
