@@ -34,3 +34,15 @@ def test_short_calls_are_repeated_and_long_ones_are_not():
     assert warm_up(lambda: None) == MOST_REPEATS
     assert warm_up(lambda: time.sleep(0.03)) == 1
     assert 1 < warm_up(lambda: time.sleep(0.002)) <= 10
+
+
+def test_first_calls_that_compile_do_not_say_how_long_a_call_is():
+    # such as 300 ms to compile, 30 to note what is launched, and what it takes from then on
+    waits = iter([0.3, 0.03, 0.002, 0.002, 0.002])
+    assert 1 < warm_up(lambda: time.sleep(next(waits))) <= 10
+
+
+def test_a_long_call_is_made_twice_before_it_is_measured():
+    calls = []
+    assert warm_up(lambda: (calls.append(0), time.sleep(0.03))) == 1
+    assert len(calls) == 2

@@ -13,6 +13,8 @@ LEAST_ROUNDS = 3
 # a sample shorter than this repeats the call; clocks and thread pools are noisy below
 SAMPLE_SECONDS = 0.02
 MOST_REPEATS = 100
+# calls before the first sample, if they are short
+WARM_UPS = 5
 
 
 def measure(
@@ -41,11 +43,18 @@ def measure(
 
 
 def warm_up(call: Callable[[], None], device: str = "cpu") -> int:
-    """Calls once or twice, to fill caches and allocators; returns how many calls should make one sample."""
-    seconds = sample(call, 1, device) / 1e3
-    if seconds < SAMPLE_SECONDS:
-        seconds = sample(call, 1, device) / 1e3
-    return min(MOST_REPEATS, max(1, math.ceil(SAMPLE_SECONDS / max(seconds, 1e-9))))
+    """Calls to fill caches and allocators; returns how many calls should make one sample.
+
+    The first call of a size may compile, and the second note what later ones repeat: the fastest of several says how
+    long a call takes. A call that is long, and does not get much faster, is made twice.
+    """
+    fastest = math.inf
+    for _ in range(WARM_UPS):
+        before, seconds = fastest, sample(call, 1, device) / 1e3
+        fastest = min(before, seconds)
+        if fastest >= SAMPLE_SECONDS and seconds > before / 2:
+            break
+    return min(MOST_REPEATS, max(1, math.ceil(SAMPLE_SECONDS / max(fastest, 1e-9))))
 
 
 def sample(call: Callable[[], None], repeats: int, device: str = "cpu") -> float:

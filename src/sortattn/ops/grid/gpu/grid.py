@@ -53,12 +53,13 @@ class Grid:
 
     @property
     def place_type(self) -> torch.dtype:
-        """In which the places of a sum are: codes, unless their nine bits are too few or nodes too many for them.
+        """In which the places of a sum are: codes, see `language`, unless their bits are too few or nodes too many.
 
         Those of exponentials have hats, differences of two ramps, which take as many instructions either way.
         """
-        codes = self.layout.narrow and not self.looks_up and not self.formula.exponential
-        return torch.int16 if codes else torch.float32
+        if not self.layout.narrow or self.looks_up or self.formula.exponential:
+            return torch.float32
+        return torch.uint16 if self.layout.dtype == torch.bfloat16 else torch.int16
 
     @property
     def changes(self) -> bool:

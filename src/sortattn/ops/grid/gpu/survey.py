@@ -41,9 +41,11 @@ def _look(
         stretch = tl.cdiv(rows, STRETCHES)
         start = head * rows + part * stretch
         stop = tl.minimum(start + stretch, (head + 1) * rows)
-        # in the type of the points; a NaN stays, an infinity is an extreme
-        low = tl.full((ROWS, DIMS), float("inf"), points.dtype.element_ty)
-        high = tl.full((ROWS, DIMS), float("-inf"), points.dtype.element_ty)
+        # in the type of the points; a NaN stays, an infinity is an extreme. Not in bfloat16: some versions of Triton
+        # make float32 of it at every step, and bfloat16 again
+        KIND: tl.constexpr = tl.float32 if points.dtype.element_ty == tl.bfloat16 else points.dtype.element_ty
+        low = tl.full((ROWS, DIMS), float("inf"), KIND)
+        high = tl.full((ROWS, DIMS), float("-inf"), KIND)
         # without a minimum, where it can be, eight of them are loaded at a time
         column = dim if D == DIMS else tl.minimum(dim, D - 1)
         for n0 in range(start, stop, AHEAD * ROWS):
@@ -52,10 +54,9 @@ def _look(
                 row = n0 + step * ROWS + tl.arange(0, ROWS)
                 # the last point of the stretch again where there is none
                 row = tl.minimum(row, stop - 1)
-                x = tl.load(base + row[:, None].to(tl.int64) * D + column[None, :])
-                # some versions of Triton make float32 of bfloat16 here
-                low = tl.minimum(low, x, propagate_nan=tl.PropagateNan.ALL).to(x.dtype)
-                high = tl.maximum(high, x, propagate_nan=tl.PropagateNan.ALL).to(x.dtype)
+                x = tl.load(base + row[:, None].to(tl.int64) * D + column[None, :]).to(KIND)
+                low = tl.minimum(low, x, propagate_nan=tl.PropagateNan.ALL)
+                high = tl.maximum(high, x, propagate_nan=tl.PropagateNan.ALL)
         lows, highs = low.to(tl.float32), high.to(tl.float32)
         # what is not finite: a NaN is not equal to itself, and has spread to both
         odd = tl.where((lows > float("-inf")) & (highs < float("inf")), 0, 1)
