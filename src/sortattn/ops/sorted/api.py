@@ -10,6 +10,7 @@ with the same sum of the scalars `weight_n`. Its derivative needs three more wal
 and, as `f` depends on `q / tau` and `k / tau` only, `dtau = -(1/tau) (sum q dq + sum k dk)`.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from ...kernels import Terms
 from ..batching import fold, unfold
 from ..direct import direct
+from . import lent
 from .lines import Bandwidth, walker
 
 
@@ -110,7 +112,7 @@ def sided_sum_backward(
     grad, grad_extra, query, key, value = (part.detach().contiguous() for part in parts)
     terms = Terms(nodes, below.detach(), above.detach(), rate, compact, folded, constant)
     wants = (wants_points, wants_bandwidth, wants_value, wants_terms)
-    gradients = _empty_gradients(query, key, value, bandwidth, below, above, *wants)
+    gradients = _empty_gradients(query, key, value, bandwidth, below, above, *wants, lent.empty_like)
     # coefficients are shared by all heads
     for gradient in gradients[5:]:
         gradient.zero_()
@@ -125,11 +127,12 @@ def sided_sum_backward(
 def _empty_gradients(
     query: Tensor, key: Tensor, value: Tensor, bandwidth: Tensor | None, below: Tensor, above: Tensor,
     wants_points: bool, wants_bandwidth: bool, wants_value: bool, wants_terms: bool,
+    empty_like: Callable[[Tensor], Tensor],
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Room for what `sided_sum_backward` returns."""
 
     def like(part, wanted):
-        return part.new_empty(part.shape) if wanted else query.new_empty(0)
+        return empty_like(part) if wanted else query.new_empty(0)
 
     return (
         like(query, wants_points),
@@ -200,7 +203,9 @@ def _(
     compact, folded, constant, wants_points, wants_bandwidth, wants_value, wants_terms, ties=False,
 ):  # fmt: skip
     wants = (wants_points, wants_bandwidth, wants_value, wants_terms)
-    return _empty_gradients(query, key, value, bandwidth, below, above, *wants)
+    return _empty_gradients(
+        query, key, value, bandwidth, below, above, *wants, empty_like=lambda part: part.new_empty(part.shape)
+    )
 
 
 def _derivative(terms: Terms) -> Terms:

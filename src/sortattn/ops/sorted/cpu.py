@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ... import threads
 from ...kernels import Terms
+from . import lent
 
 # weights and bandwidths are always there
 WANTS_TENSORS = True
@@ -42,12 +43,9 @@ def groups(query: Tensor, key: Tensor, value: Tensor, terms: Terms, *, backward:
 
 
 def unsorted(points: Tensor, kept: bool) -> Points:
-    """Points whose argsort is still to be found; if it is not `kept`, there is room for the columns sorted together."""
-    from . import drive
-
+    """Points whose argsort is still to be found, and if it is not `kept` has no rows."""
     problems, count, dims = points.shape
-    rows = dims if kept else min(dims, drive.COLUMNS)
-    return Points(points, torch.empty(problems, rows, count, dtype=torch.int32))
+    return Points(points, lent.empty((problems, dims if kept else 0, count), torch.int32))
 
 
 def sort(points: Tensor) -> Tensor:
@@ -59,7 +57,7 @@ def sort(points: Tensor) -> Tensor:
         # as in `transpose_columns`; adding zero turns -0.0 into 0.0
         lines = points.nan_to_num(0.0, 0.0, 0.0).add_(0.0).transpose(1, 2).contiguous()
         return lines.sort(dim=-1, stable=True).indices.int()
-    order = torch.empty(problems, dims, count, dtype=torch.int32)
+    order = lent.empty((problems, dims, count), torch.int32)
     lines, orders = points.numpy(), order.numpy()
 
     def task(p, start):
@@ -106,7 +104,7 @@ def scatter(
     number, dims = targets.points.shape[1:]
     width = _scattered_width(problems, channels)
     if into is None:
-        into = (torch.empty(problems, number, *part, dtype=rows.dtype) for part in ((channels,), ()))
+        into = (lent.empty((problems, number, *part), rows.dtype) for part in ((channels,), ()))
     out, out_extra = into
     out_extra.zero_()
     profiles = _profiles(terms, bandwidth, rows.numpy().dtype)
@@ -156,7 +154,7 @@ def dot(
     problems, channels = rows.shape[0], rows.shape[2]
     number, dims = targets.points.shape[1:]
     width = _width(channels)
-    out = torch.empty(problems, number, dims, dtype=rows.dtype) if into is None else into
+    out = lent.empty((problems, number, dims), rows.dtype) if into is None else into
     profiles = _profiles(terms, bandwidth, rows.numpy().dtype)
     lines = [part.numpy() for part in (*sources, *targets)]
     constants = _constants(terms, width)

@@ -15,6 +15,7 @@ from ... import threads
 from ...cuda.launch import Kernel
 from ..batching import fold, unfold
 from ..direct import direct
+from . import lent
 
 _SOURCE = Path(__file__).with_name("quotient.cu")
 _REALS = {torch.float32: "float", torch.float64: "double"}
@@ -42,7 +43,7 @@ def _unfit(query: Tensor, key: Tensor, value: Tensor, group: int) -> Tensor:
 def _quotient(sums: Tensor, total: Tensor, unfit: Tensor, floor: float) -> Tensor:
     """The rows `sums (P, M, C) / total (P, M)` as in `normalise`, NaN for heads that are `unfit (P, group)`."""
     sums, total = sums.detach(), total.detach().contiguous()
-    return _divide(sums, total, unfit, floor, torch.empty(sums.shape, dtype=sums.dtype, device=sums.device))
+    return _divide(sums, total, unfit, floor, lent.empty_like(sums))
 
 
 def _quotient_alone(sums: Tensor, total: Tensor, unfit: Tensor, floor: float) -> Tensor:
@@ -76,7 +77,7 @@ def _quotient_backward(grad: Tensor, sums: Tensor, total: Tensor, unfit: Tensor,
     grad, sums, total = (part.detach().contiguous() for part in (grad, sums, total))
     problems, number, channels = grad.shape
     each = number // unfit.shape[1]
-    by_sums, by_total = torch.empty_like(grad), torch.empty_like(total)
+    by_sums, by_total = lent.empty_like(grad), torch.empty_like(total)
     if not grad.is_cuda:
         from .rows import divide_rows_backward
 
