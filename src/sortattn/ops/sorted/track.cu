@@ -66,6 +66,14 @@ template <int N> struct Int {
     static constexpr int value = N;
 };
 
+// One of two, whatever their types.
+template <bool FIRST, typename A, typename B> __device__ inline auto &choose(A &first, B &second) {
+    if constexpr (FIRST)
+        return first;
+    else
+        return second;
+}
+
 __device__ constexpr double binomial(int n, int k) {
     double result = 1.0;
     for (int i = 0; i < k; i++) result = result * (n - i) / (i + 1);
