@@ -4,13 +4,15 @@ import functools
 from pathlib import Path
 from unittest import mock
 
-from sortattn.cuda.compile import Defines, _compile, _text
+from sortattn.cuda.compile import Defines, _compile, _text, only
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
 
 
-def machine_code(source: Path, defines: Defines, architecture: str, *, optimised: bool = False) -> bytes:
-    """Compiled afresh, and as for a user only if `optimised`, which takes ten times as long.
+def machine_code(
+    source: Path, defines: Defines, architecture: str, *, entry: str | None = None, optimised: bool = False
+) -> bytes:
+    """All kernels of a source, or one, compiled afresh, and as for a user only if `optimised`, ten times as long.
 
     What the language or an architecture does not allow is an error either way: the whole source is parsed, translated
     and assembled.
@@ -19,4 +21,5 @@ def machine_code(source: Path, defines: Defines, architecture: str, *, optimised
 
     options = functools.partial(cuda.core.ProgramOptions, ofast_compile=None if optimised else "max")
     with mock.patch.object(cuda.core, "ProgramOptions", options):
-        return _compile(source, _text(source), defines, architecture)
+        text = _text(source) if entry is None else only(entry, _text(source))
+        return _compile(source, text, defines, architecture)

@@ -12,14 +12,14 @@ pytest.importorskip("cuda.core")
 
 def compile_all(kernels, architecture, **options) -> None:
     for kernel in kernels:
-        assert kernel.entry.encode() in machine_code(kernel.source, kernel.defines, architecture, **options)
+        code = machine_code(kernel.source, kernel.defines, architecture, entry=kernel.entry, **options)
+        assert kernel.entry.encode() in code
 
 
 def passes(name, dtype, wide, coarse=False):
-    # one entry stands for all of its pass: they are compiled together
-    entries = ("forward", "backward_query")
+    entries = ("forward", "backward_quotient", "backward_query", "backward_key", "backward_table")
     if name in cuda.STEPS and dtype == torch.float32 and not wide:
-        entries = ("forward", "forward_values", "slopes")
+        entries = ("forward", "prepare", "slopes", "forward_values")
     return [cuda.kernel_of(entry, name, dtype, wide, coarse) for entry in entries]
 
 
@@ -53,7 +53,8 @@ def test_the_forward_kernel_for_gpus_with_little_shared_memory_compiles():
 
 @pytest.mark.parametrize("name", cuda.STEPS[1:])
 def test_gradients_for_gpus_with_little_shared_memory_compile(name):
-    compile_all([cuda.kernel_of("backward_query", name, torch.float32, False)], "sm_120")
+    entries = ("backward_query", "backward_key")
+    compile_all([cuda.kernel_of(entry, name, torch.float32, False) for entry in entries], "sm_120")
 
 
 @pytest.mark.parametrize("name", cuda.NAMES)
@@ -81,11 +82,3 @@ def test_kernels_for_short_sequences_compile_as_for_a_user():
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_look_through_the_inputs_compiles(architecture):
     compile_all([cuda.survey_of(dtype) for dtype in cuda.ROWS], architecture)
-
-
-def test_all_entries_of_a_pass_are_compiled_together():
-    kernel = cuda.kernel_of("backward_query", "spline", torch.float32, False)
-    code = machine_code(kernel.source, kernel.defines, "sm_90")
-    for entry in ("backward_query", "backward_key", "backward_table", "backward_quotient"):
-        assert cuda.kernel_of(entry, "spline", torch.float32, False).defines == kernel.defines
-        assert entry.encode() in code

@@ -29,3 +29,15 @@ def test_a_second_process_compiles_nothing_and_starts_in_under_three_seconds(ker
     seconds, misses = child.stdout.split()
     assert float(seconds) < 3
     assert int(misses) == 0
+
+
+def test_a_first_call_with_gradients_imports_no_compiler_of_torch():
+    """Which takes seconds, and which an operator does at its first call."""
+    code = """
+import sys, torch, sortattn
+points = [torch.randn(1, 40, 8, requires_grad=True) for _ in range(3)]
+sortattn.kernel_attention(*points, "add_bump", backend="sorted").sum().backward()
+print("torch._dynamo" in sys.modules)
+"""
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert child.stdout.split() == ["False"]

@@ -111,6 +111,20 @@ def test_sums_and_gradients_match_the_definition(name, shape, kind, emulated, mo
         assert error < (2e-6 if part in ("output", "value") else 1e-5), (part, error)
 
 
+@pytest.mark.parametrize("jumps", [False, True], ids=["continuous", "jumps"])
+@pytest.mark.parametrize("kind", ["normal", "ties", "few ties"])
+def test_kernels_with_many_nodes_match_the_definition(kind, jumps, emulated, monkeypatch):
+    """Whose nodes are loops in batches that are full of ties; at a bandwidth of 1.25 points are tied at all of them."""
+    monkeypatch.setattr(cuda_walk, "_SHORT", 32)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    nodes, slopes = [-1.2, -0.8, 0.0, 0.4, 1.2], [0.0, 1.0, 0.5, -0.5, -0.75, 0.0]
+    kernel = sortattn.Spline(nodes, slopes, jumps=[0.5, 0.0, 0.0, 0.0, -0.5] if jumps else None)
+    given = points(kind, 1, 150, 300, 2, 40)
+    expected = outcome(kernel, given, "reference", torch.float64)
+    for got, wanted in zip(outcome(kernel, given, "sorted", torch.float32), expected, strict=True):
+        assert (got - wanted).norm() < 1e-5 * wanted.norm()
+
+
 @pytest.mark.parametrize("kind", ["normal", "ties", "zeros", "one sided"])
 def test_rows_of_a_single_node_are_read_once(kind, emulated, monkeypatch):
     """By blocks of warps that hand their sums on; with more stretches than warps, and masked keys."""

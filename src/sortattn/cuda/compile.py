@@ -1,12 +1,14 @@
 """From CUDA C++ to machine code by NVRTC, kept on disk between processes.
 
-The source, all options and the compiler's version are part of a file's name, so nothing stale is ever loaded. Files
-are written whole and renamed, so processes that compile at the same time do not disturb each other. Whatever is wrong
-with the folder, a kernel is compiled afresh.
+A program has one kernel: others of the same source would only have to be waited for. The source, all options and the
+compiler's version are part of a file's name, so nothing stale is ever loaded. Files are written whole and renamed, so
+processes that compile at the same time do not disturb each other. Whatever is wrong with the folder, a kernel is
+compiled afresh.
 """
 
 import hashlib
 import os
+import re
 import tempfile
 import threading
 from pathlib import Path
@@ -18,6 +20,8 @@ _SUFFIX = ".cubin"
 importing = threading.Lock()
 # a file starts with the digest of what follows, so that one cut short is told from a whole one
 _DIGEST = 32
+# a kernel in its source, with its name: from its head to a brace at the start of a line
+_KERNEL = re.compile(r'(?ms)^extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(.*?^}\n')
 
 
 class CompileError(RuntimeError):
@@ -37,9 +41,9 @@ def files() -> list[Path]:
     return sorted(folder().glob(f"*{_SUFFIX}"))
 
 
-def cubin(source: Path, defines: Defines, arch: str) -> bytes:
-    """The machine code of `source` for an architecture such as `sm_90`."""
-    text = _text(source)
+def cubin(source: Path, entry: str, defines: Defines, arch: str) -> bytes:
+    """The machine code of the kernel `entry` of `source` for an architecture such as `sm_90`."""
+    text = only(entry, _text(source))
     parts = (text, repr(defines), arch, _compiler())
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     path = folder() / f"{source.stem}-{arch}-{name[:32]}{_SUFFIX}"
@@ -48,6 +52,11 @@ def cubin(source: Path, defines: Defines, arch: str) -> bytes:
         code = _compile(source, text, defines, arch)
         _write(path, code)
     return code
+
+
+def only(entry: str, text: str) -> str:
+    """A source without its other kernels, the lines of which are empty."""
+    return _KERNEL.sub(lambda kernel: kernel[0] if kernel[1] == entry else "\n" * kernel[0].count("\n"), text)
 
 
 def _text(source: Path) -> str:

@@ -5,13 +5,15 @@ import ctypes
 import functools
 import struct
 import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from .compile import Defines, cubin, importing
+from . import ahead
+from .compile import Defines, importing
 
 # handles by kernel and device; loading twice is harmless, so the lock guards the table only
 _handles: dict[tuple["Kernel", int], int] = {}
@@ -39,6 +41,10 @@ class Kernel:
         """
         if 0 in grid:
             return
+        room = _room
+        if room.listed is not None:
+            room.listed[self] = None
+            return
         # not torch.cuda's, which looks every time whether there is CUDA at all
         device = torch._C._cuda_getDevice()
         handle = self._own.get(device)
@@ -48,7 +54,6 @@ class Kernel:
             part if (kind := type(part)) is int else part.data_ptr() if kind is Tensor else _word(part)
             for part in arguments
         ]
-        room = _room
         room.words[: len(words)] = words
         width, height, depth = (*grid, 1, 1)[:3]
         stream = torch._C._cuda_getCurrentRawStream(device)
@@ -71,8 +76,11 @@ class Kernel:
             raise RuntimeError(f"{self.entry} of {self.source.name} cannot be launched on cuda:{device}: {error}")
 
     def _load(self, device: int) -> int:
-        major, minor = torch.cuda.get_device_capability(device)
-        code = cubin(self.source, self.defines, f"sm_{major}{minor}")
+        if _room.expected is not None:
+            expected, _room.expected = _room.expected, None
+            others = [kernel for kernel in expected() if (kernel, device) not in _handles]
+            ahead.start(kernel._program(device) for kernel in (self, *others))
+        code = ahead.code(self._program(device))
         with importing:
             from cuda.core import Device, ObjectCode
         Device(device).set_current()
@@ -83,11 +91,18 @@ class Kernel:
             _handles[self, device] = int(kernel.handle)
         return _handles[self, device]
 
+    def _program(self, device: int) -> ahead.Program:
+        major, minor = torch.cuda.get_device_capability(device)
+        return ahead.Program(self.source, self.entry, self.defines, f"sm_{major}{minor}")
+
 
 class _Room(threading.local):
-    """Where a thread leaves the arguments of a launch, which the driver copies."""
+    """Where a thread leaves the arguments of a launch, which the driver copies, and what it expects to launch."""
 
     def __init__(self):
+        # kernels of `Expecting`, and those that `listed` has met so far
+        self.expected: Callable[[], Iterable[Kernel]] | None = None
+        self.listed: dict[Kernel, None] | None = None
         self.words = (ctypes.c_int64 * _MOST)()
         first = ctypes.addressof(self.words)
         self._pointers = (ctypes.c_void_p * _MOST)(*range(first, first + 8 * _MOST, 8))
@@ -95,6 +110,63 @@ class _Room(threading.local):
 
 
 _room = _Room()
+
+
+class Expecting:
+    """A context in which all that `kernels()` names is compiled side by side, once a kernel is launched for the first
+    time."""
+
+    def __init__(self, kernels: Callable[[], Iterable[Kernel]]):
+        self._kernels = kernels
+
+    def __enter__(self):
+        self._before, _room.expected = _room.expected, self._kernels
+
+    def __exit__(self, *_):
+        _room.expected = self._before
+
+
+def listed(call: Callable[[], object]) -> Iterable[Kernel]:
+    """The kernels that a call would launch, in their order; its tensors had better be `bare`."""
+    before, _room.listed = _room.listed, {}
+    try:
+        call()
+        return _room.listed
+    finally:
+        _room.listed = before
+
+
+def bare(part: object) -> object:
+    """In place of a tensor on a GPU, one of the same size with nothing in it; all else as it is."""
+    on_gpu = isinstance(part, Tensor) and part.is_cuda
+    return torch.empty(part.shape, dtype=part.dtype, device="meta") if on_gpu else part
+
+
+def foreseen(call: Callable, kernels: Callable[..., Iterable[Kernel]] | None = None) -> Callable:
+    """`call`, all of whose kernels are compiled side by side once one of them is launched for the first time.
+
+    They are what `kernels` returns for the same arguments, or those that it launches with bare tensors. With these it
+    should do no more than make others: for many operations torch would import half of its compiler.
+    """
+
+    def expected(arguments: tuple) -> Iterable[Kernel]:
+        try:
+            return kernels(*arguments) if kernels else listed(lambda: call(*map(bare, arguments)))
+        except Exception:
+            # what cannot be foreseen is compiled when its turn comes
+            return ()
+
+    @functools.wraps(call)
+    def calling(*arguments, **options):
+        with Expecting(lambda: () if options else expected(arguments)):
+            return call(*arguments, **options)
+
+    return calling
+
+
+def place_of(device: torch.device) -> torch.device:
+    """The GPU that kernels for such tensors are launched on: the current one, if they are bare."""
+    return device if device.type == "cuda" else torch.device("cuda", torch._C._cuda_getDevice())
 
 
 def on(device: torch.device) -> contextlib.AbstractContextManager:

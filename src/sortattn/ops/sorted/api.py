@@ -16,14 +16,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ...cuda import launch
 from ...kernels import Terms
 from ..batching import fold, unfold
-from ..direct import direct
-from . import lent
+from ..direct import direct, shortcut
+from . import lent, quotient
 from .lines import Bandwidth, walker
 
 
-def _forward(
+def _sums(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -51,6 +52,22 @@ def _forward(
     return walk.forward(query, key, value, *_given(walk, value, weight, bandwidth, tau, terms), kept)
 
 
+def _rehearse(*inputs) -> None:
+    """A forward pass of bare tensors on a GPU, the quotient that follows it and, if anything is learned, gradients."""
+    tensors, terms, constants = inputs[:5], inputs[5:8], (1.0, *inputs[9:13])
+    kept, ties = inputs[13:] + (True, False)[len(inputs) - 13 :]
+    wants = [kept and part is not None and part.requires_grad for part in (*tensors, terms[1])]
+    # the bandwidth makes no difference
+    given = (*map(launch.bare, tensors[:4]), None)
+    sums, total, *orders = _sums(*given, *terms, *constants, kept)
+    for kernel in quotient.kernels(tensors[0], any(wants)):
+        kernel((1,), 1)
+    if any(wants):
+        asked = wants[0] or wants[1] or wants[4], False, wants[2] or wants[3], wants[5]
+        _gradients(sums, total, *given, *terms, *orders, *constants, *asked, ties)
+
+
+_forward = launch.foreseen(_sums, lambda *inputs: launch.listed(lambda: _rehearse(*inputs)))
 sided_sum = torch.library.custom_op("sortattn::sided_sum", _forward, mutates_args=())
 
 
@@ -81,8 +98,8 @@ def _(
     return sums, query.new_empty(problems, rows), *orders
 
 
-@torch.library.custom_op("sortattn::sided_sum_backward", mutates_args=())
-def sided_sum_backward(
+@launch.foreseen
+def _gradients(
     grad: Tensor,
     grad_extra: Tensor,
     query: Tensor,
@@ -122,6 +139,11 @@ def sided_sum_backward(
         parts = (part[some] if isinstance(part, Tensor) else part for part in given)
         _fill([*(part[some] for part in gradients[:5]), *gradients[5:]], walk, terms, *parts, *wants, ties)
     return gradients
+
+
+sided_sum_backward = torch.library.custom_op("sortattn::sided_sum_backward", _gradients, mutates_args=())
+# an operator has torch import its compiler at the first call, which takes seconds
+_gradients_directly = shortcut(sided_sum_backward, _gradients)
 
 
 def _empty_gradients(
@@ -193,6 +215,9 @@ def _fill(
                 part = {"below": torch.zeros_like(terms.below), "above": torch.zeros_like(terms.above), name: place}
                 unit = replace(terms, **part, compact=False)
                 sums, extra = walk.scatter(keys, queries, value, weight, unit, bandwidth, mirrored=False)
+                # a rehearsal has nothing to sum
+                if sums.is_meta:
+                    continue
                 # coefficients are on the CPU
                 gradient += place * (_inner(sums, grad) + _inner(extra, grad_extra)).to(place.device)
 
@@ -272,7 +297,7 @@ def _backward(ctx, grad, grad_extra, *_):
         grad = query.new_zeros(*query.shape[:2], value.shape[2])
     if grad_extra is None:
         grad_extra = query.new_zeros(query.shape[:2])
-    gradients = sided_sum_backward(
+    gradients = _gradients_directly(
         grad,
         grad_extra,
         *tensors,
@@ -295,7 +320,7 @@ sided_sum.register_autograd(_backward, setup_context=_setup)
 
 def _alone(*inputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Without the argsorts, which only the backward pass needs."""
-    return _forward(*inputs[:13], kept=False)
+    return _forward(*inputs[:13], False)
 
 
 sided_sum_directly = direct(sided_sum, _forward, _setup, _backward, _alone)

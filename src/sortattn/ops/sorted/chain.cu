@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
     by_weight += p * count;
     by_key += p * count * dims + d;
     by_query += p * number * dims + d;
-    if (threadIdx.x == 0) baton.turn.now = 0;
+    baton.turn.begin();
     Copies copies(&mine.arrival, lane);
     __syncthreads();
     int everything = keys.count + queries.count, stretches = (everything + 31) / 32;
@@ -179,30 +179,29 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
         if (stretch) {
 #pragma unroll
             for (int c = 0; c < VEC; c++) {
-                key_slope[c] = shown(baton.key_slope[c][lane]);
+                key_slope[c] = baton.key_slope[c][lane];
 #pragma unroll
-                for (int l = 0; l < SUMS; l++) state.at[l][c] = shown(baton.query[l][c][lane]);
+                for (int l = 0; l < SUMS; l++) state.at[l][c] = baton.query[l][c][lane];
             }
-            key_extra = shown(baton.key_extra);
+            key_extra = baton.key_extra;
 #pragma unroll
-            for (int l = 0; l < SUMS; l++) state.extra[l] = shown(baton.query_extra[l]);
-            move_state(state, double(origin) - double(shown(baton.origin)), side.rate);
+            for (int l = 0; l < SUMS; l++) state.extra[l] = baton.query_extra[l];
+            move_state(state, double(origin) - double(baton.origin), side.rate);
         }
         __syncwarp();
 #pragma unroll
         for (int c = 0; c < VEC; c++) {
-            shown(baton.key_slope[c][lane]) = key_slope[c] + double(key_local[c]);
+            baton.key_slope[c][lane] = key_slope[c] + double(key_local[c]);
 #pragma unroll
-            for (int l = 0; l < SUMS; l++)
-                shown(baton.query[l][c][lane]) = state.at[l][c] + double(query_local.at[l][c]);
+            for (int l = 0; l < SUMS; l++) baton.query[l][c][lane] = state.at[l][c] + double(query_local.at[l][c]);
         }
         if (lane == 31) {
-            shown(baton.key_extra) = key_extra + double(key_sum);
+            baton.key_extra = key_extra + double(key_sum);
 #pragma unroll
-            for (int l = 0; l < SUMS; l++) shown(baton.query_extra[l]) = state.extra[l] + double(query_sums[l]);
-            shown(baton.origin) = origin;
+            for (int l = 0; l < SUMS; l++) baton.query_extra[l] = state.extra[l] + double(query_sums[l]);
+            baton.origin = origin;
         }
-        baton.turn.pass(stretch, lane);
+        baton.turn.pass(stretch);
 
         Numbers<real> base = rounded(state, lane);
         real key_base[VEC];

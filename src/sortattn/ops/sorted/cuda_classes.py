@@ -64,6 +64,7 @@ def plan(query: Tensor, value: Tensor, terms: Terms) -> Plan | None:
     return Plan(room.groups(problems, points, int(space * (1 - _SHARE))), rows, key_rows, int(scale))
 
 
+@launch.foreseen
 def attention(
     query: Tensor,
     key: Tensor,
@@ -80,7 +81,7 @@ def attention(
     out = torch.empty(problems, number, value.shape[2], dtype=query.dtype, device=query.device)
     planned = plan(query, value, terms)
     given = (query, key, value, weight, bandwidth, out)
-    with torch.cuda.device(query.device):
+    with launch.on(query.device):
         for some in planned.groups:
             parts = (part[some].contiguous() if isinstance(part, Tensor) else part for part in given)
             _attend(*parts, terms, group, floor, planned)

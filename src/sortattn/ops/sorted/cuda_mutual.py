@@ -45,7 +45,7 @@ def run(keys: Walk, queries: Walk, by_value: Tensor, by_weight: Tensor, by_key: 
     rows = (keys.rows, keys.extra, queries.rows, queries.extra, table, keys.bandwidth, keys.tau)
     grid, sizes = (keys.problems * tracks.number * keys.dims * runs, keys.parts), (keys.count, keys.number, keys.dims)
     tied = torch.zeros(math.prod(grid), dtype=torch.int32, device=keys.rows.device)
-    with torch.cuda.device(keys.rows.device):
+    with launch.on(keys.rows.device):
         if whole:
             cuda_chain.run(keys, queries, defines, head, tied, by_value, by_weight, by_key, by_query)
         else:

@@ -46,6 +46,8 @@ def sort_lines(points: Tensor) -> Lines:
         if points.dtype == torch.float32 and points.numel():
             _launch_sort(points[some], order[some], places[some])
             continue
+        if points.is_meta:
+            continue
         # what is no finite number stands at zero, as in the kernels; adding zero turns -0.0 into 0.0
         lines = points[some].nan_to_num(0.0, 0.0, 0.0).add_(0.0).transpose(1, 2).contiguous()
         places[some], order[some] = lines.sort(dim=-1, stable=True)
@@ -72,7 +74,7 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
     length, shared = threads * items, _sort_bytes(threads, items)
     runs = math.ceil(count / length)
     defines = (("THREADS", threads), ("ITEMS", items))
-    with torch.cuda.device(points.device):
+    with launch.on(points.device):
         if runs == 1:
             launch.Kernel(SOURCE, "sort_runs", defines)(
                 (heads * dims,), threads, points, order, places, None, count, dims, 1, shared=shared

@@ -91,7 +91,8 @@ class Walk:
         """
         if out.shape[2] != self.stride:
             out = self.empty(self.number, self.stride)
-        constant *= self.dims
+        # a rehearsal has nothing to sum
+        constant *= self.dims * (not out.is_meta)
         if not constant:
             out_extra.zero_()
             return out.zero_()
@@ -141,7 +142,7 @@ class Walk:
             passing=not self.tracks.compact and self.head() > room.device(self.rows.device).cache,
         )
         outputs = (out, out_extra, others, other_extra, products)
-        with torch.cuda.device(self.rows.device):
+        with launch.on(self.rows.device):
             if products is None and not ordered and cuda_relay.serves(self):
                 cuda_relay.run(self, defines, out, out_extra)
                 return

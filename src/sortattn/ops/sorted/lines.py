@@ -12,9 +12,10 @@ def walker(device: str) -> ModuleType:
     """The module that sorts and walks on this type of device; imported on first use, as it brings its compiler.
 
     Its `points(points, order)` holds points `(P, N, D)` and their argsort `(P, D, N)` in the form that it walks along.
-    Without an argsort, or if it does not keep those of a forward pass (`KEEPS_ORDER`), it sorts.
+    Without an argsort, or if it does not keep those of a forward pass (`KEEPS_ORDER`), it sorts. Bare tensors are meant
+    for a GPU.
     """
-    if device == "cuda":
+    if device in ("cuda", "meta"):
         from . import cuda
 
         return cuda

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ... import threads
-from ...cuda.launch import Kernel
+from ...cuda.launch import Kernel, on
 from ..batching import fold, unfold
-from ..direct import direct
+from ..direct import direct, shortcut
 from . import lent
 
 _SOURCE = Path(__file__).with_name("quotient.cu")
@@ -35,7 +35,7 @@ def _unfit(query: Tensor, key: Tensor, value: Tensor, group: int) -> Tensor:
     sizes = [part.numel() // max(problems, 1) for part in parts]
     sizes[0] //= group
     slices = max(1, math.ceil(max(sizes) / _LOOK))
-    with torch.cuda.device(query.device):
+    with on(query.device):
         _kernel("look", query)((problems * (group + 2) * slices,), _THREADS, *parts, found, *sizes, group, slices)
     return found
 
@@ -64,7 +64,7 @@ def _divide(sums: Tensor, total: Tensor, unfit: Tensor, floor: float, rows: Tens
     if sums.stride(2) != 1 or sums.stride(0) != number * sums.stride(1):
         sums = sums.contiguous()
     if rows.numel():
-        with torch.cuda.device(sums.device):
+        with on(sums.device):
             _kernel("divide", sums)(
                 (math.ceil(problems * number / _WARPS),), _THREADS, sums, total, unfit, rows, problems * number,
                 number // unfit.shape[1], channels, sums.stride(1), floor,
@@ -84,7 +84,7 @@ def _quotient_backward(grad: Tensor, sums: Tensor, total: Tensor, unfit: Tensor,
         _each_head(divide_rows_backward, (grad, sums, total), unfit, floor, (by_sums, by_total))
         return by_sums, by_total
     if total.numel():
-        with torch.cuda.device(grad.device):
+        with on(grad.device):
             _kernel("divide_backward", grad)(
                 (math.ceil(problems * number / _WARPS),), _THREADS, grad, sums, total, unfit, by_sums, by_total,
                 problems * number, each, channels, floor,
@@ -128,6 +128,11 @@ def _each_head(
     threads.run(task, [(head,) for head in range(heads)])
 
 
+def kernels(like: Tensor, learning: bool) -> list[Kernel]:
+    """What is launched for such inputs on a GPU, forward and, if they are `learning`, backward."""
+    return [_kernel(entry, like) for entry in ("look", "divide", "divide_backward")[: 2 + learning]]
+
+
 def _kernel(entry: str, like: Tensor) -> Kernel:
     return Kernel(_SOURCE, entry, (("REAL", _REALS[like.dtype]),))
 
@@ -135,6 +140,7 @@ def _kernel(entry: str, like: Tensor) -> Kernel:
 unfit = torch.library.custom_op("sortattn::unfit", _unfit, mutates_args=())
 quotient = torch.library.custom_op("sortattn::quotient", _quotient, mutates_args=())
 quotient_backward = torch.library.custom_op("sortattn::quotient_backward", _quotient_backward, mutates_args=())
+_quotient_backward_directly = shortcut(quotient_backward, _quotient_backward)
 
 
 @unfit.register_fake
@@ -159,7 +165,7 @@ def _setup(ctx, inputs, output):
 
 
 def _backward(ctx, grad):
-    return *quotient_backward(grad, *ctx.saved_tensors, ctx.floor), None, None
+    return *_quotient_backward_directly(grad, *ctx.saved_tensors, ctx.floor), None, None
 
 
 quotient.register_autograd(_backward, setup_context=_setup)

@@ -230,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
         source_line.keep_half(true);
         target_line.keep_half(false);
     }
-    if (threadIdx.x == 0) baton.turn.now = 0;
+    baton.turn.begin();
     __syncthreads();
     int stretches = (source_line.count + 31) / 32;
 
@@ -305,12 +305,15 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
         }
         // the baton is taken and handed on
         baton.turn.wait(stretch);
+        int at = 0;
         if (stretch) {
+            int before = stretch - 1;
+            at = ends[before / CREW % 2][before % CREW];
 #pragma unroll
             for (int l = 0; l < SUMS; l++) {
 #pragma unroll
-                for (int c = 0; c < VEC; c++) state.at[l][c] = shown(baton.at[l][c][lane]);
-                state.extra[l] = shown(baton.extra[l]);
+                for (int c = 0; c < VEC; c++) state.at[l][c] = baton.at[l][c][lane];
+                state.extra[l] = baton.extra[l];
             }
             move_state(state, distance, side.rate);
         }
@@ -319,13 +322,11 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
         for (int l = 0; l < SUMS; l++) {
 #pragma unroll
             for (int c = 0; c < VEC; c++) {
-                shown(baton.at[l][c][lane]) = state.at[l][c] + double(sum.at[l][c]);
+                baton.at[l][c][lane] = state.at[l][c] + double(sum.at[l][c]);
             }
-            if (lane == 0) shown(baton.extra[l]) = state.extra[l] + double(sum.extra[l]);
+            if (lane == 0) baton.extra[l] = state.extra[l] + double(sum.extra[l]);
         }
-        baton.turn.pass(stretch, lane);
-        int before = stretch - 1;
-        int at = stretch ? shown(ends[before / CREW % 2][before % CREW]) : 0;
+        baton.turn.pass(stretch);
 
         Numbers<real> base = rounded(state, lane), local;
         local.clear();

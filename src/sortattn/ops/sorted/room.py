@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import torch
 
+from ...cuda.launch import place_of
+
 # bytes of work space that is always to be had: heads of a few thousand points fill a GPU only if there are many of them
 WORKSPACE = 512 << 20
 
@@ -18,8 +20,13 @@ class Device(NamedTuple):
     shared: int
 
 
-@functools.lru_cache
 def device(device: torch.device) -> Device:
+    """Of the GPU that these tensors are on, or meant for."""
+    return _device(place_of(device))
+
+
+@functools.lru_cache
+def _device(device: torch.device) -> Device:
     properties = torch.cuda.get_device_properties(device)
     return Device(properties.multi_processor_count, properties.L2_cache_size, properties.shared_memory_per_block_optin)
 

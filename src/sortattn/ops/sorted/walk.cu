@@ -203,33 +203,58 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         }
     };
 
-    // The next targets and, at every node, the next sources; returns false, having done nothing, if a node is there
-    // once and there are many ties.
-    auto batch = [&](auto each) {
+    // A batch. Lane by lane its target: whether it is in, its place and index, how many sources it has passed in all,
+    // from where on and how many lie in the window of a compact kernel, and where in the list it stands; for the extra
+    // scalar the sum and, with SLOPES, its derivative; and the sum, the slope and the product that ties have been
+    // denied so far, with nodes that are there once.
+    bool in;
+    real s, extra, extra_slope, tie_extra, tie_slope, tie_product;
+    int target, all, low, window, place;
+    // Targets with ties, those with few sources in a window, which are left for later, and those of the list; how many
+    // these are, how many targets are done with, and how many sources there are in the list.
+    unsigned ties, few, listed;
+    int written, taken, total;
+
+    // The next targets and, at every node, the next sources, as lists; returns false, having done nothing, if a node is
+    // there once and there are many ties.
+    auto collect = [&](auto each) {
         constexpr int EACH = decltype(each)::value, NN = NODES * EACH;
+        // the doubled way of many nodes is rare, and takes the compiler longer than all else unless its nodes are
+        // loops; these have copies, as what a loop indexes is in no register
+        constexpr bool LOOPED = EACH == 2 && NODES > 3;
+        constexpr int COPIES = LOOPED ? 1 : NN;
+        int copied[LOOPED ? KEPT : 1];
+        auto &place_at = choose<LOOPED>(copied, passed);
+        const Side &kernel = choose<LOOPED>(nodes, side);
+        if constexpr (LOOPED) {
+#pragma unroll
+            for (int j = 0; j < KEPT; j++) copied[j] = passed[j];
+        }
         // ties are rare enough to look for them one by one
         constexpr int WIDE = EACH == 1 ? SPREAD : 1;
         auto passes = [&](int j, real s, real t) {
-            return side.passed(j / EACH, EACH == 2 ? j % 2 == 0 : BOTH && !HALVES && side.closed, s, t);
+            return kernel.passed(j / EACH, EACH == 2 ? j % 2 == 0 : BOTH && !HALVES && kernel.closed, s, t);
         };
         // with several nodes places are found by a comparison, which rounding may have moved by a few
         constexpr bool ROUGH = NODES > 1 && EACH == 1;
         auto slot = [](int j) { return EACH == 1 ? strict(j) : j; };
-        real s = next_s;
-        int target = next_target;
+        s = next_s, target = next_target;
         bool wanted = at + lane < end;
         // how many sources a target has passed; one that may have passed more than there is room for waits
-        bool in = wanted && s - (BOTH ? renewed : origin) <= span, tied = false;
-        int rank[NN], all = 0, busy = NN - 1;
-#pragma unroll
+        bool tied = false;
+        in = wanted && s - (BOTH ? renewed : origin) <= span;
+        int rank[NN], busy = NN - 1;
+        all = 0;
+#pragma unroll COPIES
         for (int j = NN - 1; j >= 0; j--) {
-            int left = source_line.count - passed[slot(j)];
+            int left = source_line.count - place_at[slot(j)];
             // the last that a lane has
-            real mark = next_t[j / EACH][SPREAD - 1];
+            real mark = infinity();
+            if constexpr (!LOOPED) mark = next_t[j / EACH][SPREAD - 1];
             if (EACH == 2 && (SPREAD > 1 || j % 2 == 0)) {
-                mark = lane < left ? source_line.place(passed[slot(j)] + lane) : infinity();
+                mark = lane < left ? source_line.place(place_at[slot(j)] + lane) : infinity();
             }
-            real bound = s - side.node[j / EACH];
+            real bound = s - kernel.node[j / EACH];
             auto before = [&](real t) { return ROUGH ? t < bound : passes(j, s, t); };
             int lanes = count_before(mark, before);
             rank[j] = WIDE * lanes;
@@ -244,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             real next = infinity();
             if (HALVES && ROUGH) {
                 int most = wanted ? min(left, 32 * WIDE) : 0;
-                auto there = [&](int i) { return source_line.place(passed[slot(j)] + i); };
+                auto there = [&](int i) { return source_line.place(place_at[slot(j)] + i); };
                 next = rank[j] < most ? there(rank[j]) : infinity();
                 real last = wanted && rank[j] ? there(rank[j] - 1) : -infinity();
                 if (__any_sync(ALL, wanted && (passes(j, s, next) || !passes(j, s, last)))) {
@@ -262,19 +287,19 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             if (__shfl_sync(ALL, rank[j], 0)) busy = j;
             if (HALVES && EACH == 1) {
                 if (!ROUGH) next = __shfl_sync(ALL, mark, min(rank[j], 31));
-                tied = tied || (wanted && rank[j] < min(left, 32 * WIDE) && side.beyond(j, s, next) == real(0));
+                tied = tied || (wanted && rank[j] < min(left, 32 * WIDE) && kernel.beyond(j, s, next) == real(0));
             }
         }
-        unsigned ties = HALVES && EACH == 1 ? __ballot_sync(ALL, tied) : 0;
+        ties = HALVES && EACH == 1 ? __ballot_sync(ALL, tied) : 0;
         if (__popc(ties) > SETTLED) return false;
         in = in && all <= LIST;
         // those before the first that waits
         unsigned waiting = ~__ballot_sync(ALL, in);
-        int taken = waiting ? __ffs(waiting) - 1 : 32;
+        taken = waiting ? __ffs(waiting) - 1 : 32;
         in = lane < taken;
 
-        // of the extra scalar: the sum and, with SLOPES, its derivative
-        real factor[SUMS], slope[SUMS], extra = real(0), extra_slope = real(0);
+        real factor[SUMS], slope[SUMS];
+        extra = extra_slope = real(0);
         nodes.factors(in ? s - origin : real(0), factor, slope,
                       !in                      ? real(0)
                       : FOLDED && s == real(0) ? real(0.5)
@@ -285,14 +310,12 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             extra_slope += slope[l] * real(state.extra[l]);
         }
 
-        // a target with few sources in the window of a compact kernel is left for later
-        int low = passed[KEPT - 1] + rank[NN - 1], window = passed[0] + rank[0] - low;
-        unsigned few = COMPACT ? __ballot_sync(ALL, in && window <= FEW) : 0;
-        unsigned listed = __ballot_sync(ALL, in) & ~few;
-        // the sum, the slope and the product that ties have been denied so far, with nodes that are there once
-        real tie_extra = real(0), tie_slope = real(0), tie_product = real(0);
+        low = passed[KEPT - 1] + rank[NN - 1], window = passed[0] + rank[0] - low;
+        few = COMPACT ? __ballot_sync(ALL, in && window <= FEW) : 0;
+        listed = __ballot_sync(ALL, in) & ~few;
+        tie_extra = tie_slope = tie_product = real(0);
         unsigned unsettled = ties & listed;
-        while (unsettled) {
+        while (HALVES && EACH == 1 && unsettled) {
             int which = __ffs(unsettled) - 1, index = __shfl_sync(ALL, target, which);
             real spot = __shfl_sync(ALL, s, which), result = real(0), sum_extra = real(0), sum_slope = real(0);
             real sum[VEC] = {};
@@ -324,7 +347,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             if (lane == which) tie_extra = sum_extra, tie_slope = sum_slope, tie_product = result;
             unsettled &= unsettled - 1;
         }
-        int place = __popc(listed & ((1u << lane) - 1)), written = __popc(listed);
+        place = __popc(listed & ((1u << lane) - 1)), written = __popc(listed);
         __syncwarp();
         if (listed >> lane & 1) {
             targets[place].index = target;
@@ -342,8 +365,8 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         }
 
         // the list of sources: each before the first target that has passed it
-        int total = 0;
-#pragma unroll
+        total = 0;
+#pragma unroll COPIES
         for (int j = 0; j < NN; j++) {
             // without any target, those of one node that the first has passed
             int some = __shfl_sync(ALL, rank[j], max(taken - 1, 0));
@@ -351,29 +374,33 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             real sums_before[SUMS];
 #pragma unroll
             for (int l = 0; l < SUMS; l++) sums_before[l] = real(0);
-            int upcoming = next_source[j / EACH];
+            int upcoming = 0;
+            if constexpr (!LOOPED) upcoming = next_source[j / EACH];
 #pragma unroll 1
             for (int first = 0; first < some; first += 32) {
                 int i = first + lane, where = i, source = upcoming;
                 bool here = i < some;
-                real t = next_t[j / EACH][0];
-                // unsigned, as a signed division takes more instructions
-                unsigned holder = unsigned(i) / SPREAD;
-                if (SPREAD > 1) t = __shfl_sync(ALL, t, holder);
+                real t;
+                if constexpr (!LOOPED) {
+                    t = next_t[j / EACH][0];
+                    // unsigned, as a signed division takes more instructions
+                    unsigned holder = unsigned(i) / SPREAD;
+                    if (SPREAD > 1) t = __shfl_sync(ALL, t, holder);
 #pragma unroll
-                for (int k = 1; k < SPREAD; k++) {
-                    real other = __shfl_sync(ALL, next_t[j / EACH][k], holder);
-                    if (unsigned(lane) % SPREAD == k) t = other;
+                    for (int k = 1; k < SPREAD; k++) {
+                        real other = __shfl_sync(ALL, next_t[j / EACH][k], holder);
+                        if (unsigned(lane) % SPREAD == k) t = other;
+                    }
                 }
                 if (EACH == 2 && (SPREAD > 1 || j % 2 == 0)) {
-                    t = here ? source_line.place(passed[slot(j)] + i) : real(0);
-                    source = here ? source_line.index(passed[slot(j)] + i) : 0;
+                    t = here ? source_line.place(place_at[slot(j)] + i) : real(0);
+                    source = here ? source_line.index(place_at[slot(j)] + i) : 0;
                 }
-                if (i + 32 < some) upcoming = source_line.index(passed[slot(j)] + i + 32);
+                if (i + 32 < some) upcoming = source_line.index(place_at[slot(j)] + i + 32);
                 if (NN > 1 && taken > 0) {
                     // the targets before, that is, those which have not passed it
                     int before = count_before(rank[j], [&](int rank) { return rank <= i; });
-#pragma unroll
+#pragma unroll COPIES
                     for (int k = 0; k < NN; k++) {
                         if (k == j) continue;
                         // the sources at other nodes of earlier targets, and of the same one those at earlier nodes
@@ -384,7 +411,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 }
                 real weight[SUMS], scalar = here ? scalars[source] : real(0), share = EACH == 2 ? real(0.5) : real(1);
                 // what joins the sources below leaves those above
-                side.weights(j / EACH, here ? origin - t - side.node[j / EACH] : real(0), weight, share, -share);
+                kernel.weights(j / EACH, here ? origin - t - kernel.node[j / EACH] : real(0), weight, share, -share);
                 if (here) sources[where].index = source;
 #pragma unroll
                 for (int l = 0; l < SUMS; l++) {
@@ -400,9 +427,18 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
 #pragma unroll
             for (int l = 0; l < SUMS; l++) state.extra[l] += double(sums_before[l]);
             total += some;
-            passed[slot(j)] += some;
-            if (HALVES && EACH == 1) passed[loose(j)] += some;
+            place_at[slot(j)] += some;
+            if (HALVES && EACH == 1) place_at[loose(j)] += some;
         }
+        if constexpr (LOOPED) {
+#pragma unroll
+            for (int j = 0; j < KEPT; j++) passed[j] = copied[j];
+        }
+        return true;
+    };
+
+    // Go through the lists, and fetch what the next batch begins with.
+    auto finish = [&]() {
         at += taken;
         fetch();
         if (lane < 2 * CHUNK) sources[total + lane].index = 0;
@@ -477,7 +513,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             int last = first + __shfl_sync(ALL, window, which);
             real spot = __shfl_sync(ALL, s, which), result = real(0);
             // with nodes that are there once, ties at the first one are not among those passed
-            if (HALVES && EACH == 1 && ties >> which & 1) {
+            if (HALVES && ties >> which & 1) {
                 while (last < source_line.count && nodes.beyond(0, spot, source_line.place(last)) == real(0)) last++;
             }
             Row other = {}, row;
@@ -510,7 +546,6 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         }
         if (ADDED && in && channels == 0) add_to(out_extra + target, extra);
         __syncwarp();
-        return true;
     };
 
     bool fresh = true;
@@ -540,10 +575,10 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             bool even = true;
 #pragma unroll
             for (int j = 0; j < NODES; j++) even = even && passed[loose(j)] == passed[strict(j)];
-            if (even && batch(Int<1>())) continue;
-            batch(Int<2>());
+            if (!even || !collect(Int<1>())) collect(Int<2>());
         } else {
-            batch(Int<1>());
+            collect(Int<1>());
         }
+        finish();
     }
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...cuda.launch import Kernel, on
+from ...cuda.launch import Kernel, foreseen, on
 from ...cuda.support import trouble
 from ...kernels import (
     RIESZ_EPSILON,
@@ -153,10 +153,14 @@ class _Call:
 
     def launch(self, entry: str, rows: int, *arguments, passes: int = 1) -> None:
         """Launch a block for every tile of `rows` rows of every problem, `passes` times."""
-        coarse, groups, roomy = self.inputs.coarse, self.groups(entry, rows), is_roomy(self.inputs.query.device)
-        kernel = kernel_of(entry, self.kernel, self.dtype, self.wide, coarse, groups, roomy)
-        shared = shared_of(entry, self.kernel, self.dtype, coarse, groups, roomy)
+        kernel, groups, roomy = self.kernel_for(entry, rows)
+        shared = shared_of(entry, self.kernel, self.dtype, self.inputs.coarse, groups, roomy)
         kernel((self.problems * self.blocks(rows), passes), _THREADS * groups, *arguments, shared=shared)
+
+    def kernel_for(self, entry: str, rows: int) -> tuple[Kernel, int, bool]:
+        """What such a launch takes, the groups of warps of a block, and whether there is room."""
+        groups, roomy = self.groups(entry, rows), is_roomy(self.inputs.query.device)
+        return kernel_of(entry, self.kernel, self.dtype, self.wide, self.inputs.coarse, groups, roomy), groups, roomy
 
     def groups(self, entry: str, rows: int) -> int:
         """Groups of warps of a block: two, if every multiprocessor has at most one block, and room for both.
@@ -169,10 +173,20 @@ class _Call:
         able = entry in ("forward", "forward_values") and self.dtype == torch.float32 and not self.wide
         return 2 if few and able and room_of(device) >= _FACTORS[2] else 1
 
+    def looks(self) -> bool:
+        """Whether blocks look through the inputs by themselves."""
+        return self.inputs.group == 1 and self.dtype == torch.float32 and max(self.rows, self.columns) <= _SHORT
+
+    def by_steps(self) -> bool:
+        """Whether `slopes.cu` makes the gradients, for which small GPUs do not have the shared memory."""
+        able = self.dtype == torch.float32 and not self.wide and self.kernel in STEPS
+        room = room_of(self.inputs.query.device)
+        return able and shared_of("slopes", self.kernel, self.dtype, self.inputs.coarse) <= room
+
     def survey(self) -> tuple[Tensor | None, int]:
         """What `survey.cu` finds in the inputs, and in how many slices; None if blocks look for themselves."""
         group = self.inputs.group
-        if group == 1 and self.dtype == torch.float32 and max(self.rows, self.columns) <= _SHORT:
+        if self.looks():
             return None, 0
         parts = self.problems * (group + 2)
         each = self.rows // group
@@ -197,6 +211,29 @@ def _table(kernel: str, parameters: Tensor | None, dtype: torch.dtype) -> tuple[
 
 def forward(inputs: Inputs, gradients: bool = True, copied: bool = False) -> tuple[Tensor | None, ...]:
     """What `tiled_sum` returns; with `copied` the rows once more, and without `gradients` the rows alone."""
+    return _foreseen_forward(inputs, gradients, copied)
+
+
+def _kernels(inputs: Inputs, gradients: bool, copied: bool) -> list[Kernel]:
+    """All that a forward pass launches and, if one is to be expected, its backward pass."""
+    learning = copied or (gradients and any(part is not None and part.requires_grad for part in inputs[:TENSORS]))
+    if short.serves(inputs):
+        return short.kernels(inputs, learning)
+    call = _Call(inputs)
+    looking = [] if call.looks() else [survey_of(call.dtype)]
+    return [*looking, call.kernel_for("forward", call.rows)[0], *(_backward_kernels(call) if learning else ())]
+
+
+def _backward_kernels(call: _Call) -> list[Kernel]:
+    if call.by_steps():
+        entries = ("slopes", "forward_values", "prepare")
+    else:
+        entries = ("backward_key", "backward_query", "backward_table", "backward_quotient")
+        entries = [name for name in entries if call.inputs.parameters is not None or name != "backward_table"]
+    return [call.kernel_for(entry, call.columns)[0] for entry in entries]
+
+
+def _forward(inputs: Inputs, gradients: bool, copied: bool) -> tuple[Tensor | None, ...]:
     if short.serves(inputs):
         return short.forward(inputs, gradients, copied)
     query = inputs.query
@@ -220,12 +257,18 @@ def backward(
     grad: Tensor, rows: Tensor, total: Tensor, shift: Tensor | None, inputs: Inputs
 ) -> tuple[Tensor | None, ...]:
     """What `tiled_sum_backward` returns; None is what it has no number for."""
+    return _foreseen_backward(grad, rows, total, shift, inputs)
+
+
+def _backward(
+    grad: Tensor, rows: Tensor, total: Tensor, shift: Tensor | None, inputs: Inputs
+) -> tuple[Tensor | None, ...]:
     if short.serves(inputs):
         return *short.backward(grad, rows.contiguous(), total.contiguous(), inputs), None, None
     query, bandwidth, parameters, normalised = inputs.query, inputs.bandwidth, inputs.parameters, inputs.normalised
     with on(query.device):
         call = _Call(inputs)
-        if call.dtype == torch.float32 and not call.wide and call.kernel in STEPS and _has_room(call):
+        if call.by_steps():
             return _backward_by_steps(call, grad.contiguous(), rows.contiguous(), total.contiguous())
         grad, grad_total = grad.contiguous(), torch.zeros_like(total) if not normalised else torch.empty_like(total)
         if normalised:
@@ -252,9 +295,8 @@ def backward(
     return *gradients, grad_bandwidth, grad_parameters
 
 
-def _has_room(call: _Call) -> bool:
-    """Whether a block of `slopes.cu` has the shared memory that it needs, which small GPUs do not have for all."""
-    return shared_of("slopes", call.kernel, call.dtype, call.inputs.coarse) <= room_of(call.inputs.query.device)
+_foreseen_forward = foreseen(_forward, _kernels)
+_foreseen_backward = foreseen(_backward, lambda *given: _backward_kernels(_Call(given[-1])))
 
 
 def _backward_by_steps(call: _Call, grad: Tensor, rows: Tensor, total: Tensor) -> tuple[Tensor | None, ...]:

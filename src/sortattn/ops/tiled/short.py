@@ -101,6 +101,14 @@ def kernel_of(entry: str, kernel: str, dtype: torch.dtype, rows: int) -> Kernel:
     return Kernel(_SOURCE, entry, defines)
 
 
+def kernels(inputs: Inputs, learning: bool) -> list[Kernel]:
+    """What is launched for such inputs, forward and, if they are `learning`, backward."""
+    _, problems, rows, columns, *_ = _sizes(inputs)
+    own = _plan(problems, rows, columns, inputs.kernel, inputs.query.dtype).rows
+    entries = ("short_forward", "short_backward")[: 1 + learning]
+    return [kernel_of(entry, inputs.kernel, inputs.query.dtype, own) for entry in entries]
+
+
 @lru_cache(maxsize=1024)
 def _plan(problems: int, rows: int, columns: int, kernel: str, dtype: torch.dtype) -> _Plan:
     shape, stride = shape_of(kernel, dtype), _stride(kernel)
