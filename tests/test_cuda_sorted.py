@@ -8,7 +8,7 @@ import torch
 
 import sortattn
 from sortattn.cuda import launch
-from sortattn.ops.sorted import cuda, cuda_chain, cuda_mutual, cuda_relay, cuda_sort, cuda_walk, room, sign
+from sortattn.ops.sorted import cuda, cuda_chain, cuda_mutual, cuda_relay, cuda_sort, cuda_trade, cuda_walk, room, sign
 from sortattn.ops.sorted.api import _derivative
 from sortattn.ops.sorted.tracks import tracks_of
 
@@ -93,6 +93,33 @@ def test_walks_of_all_gradients_compile(name, width, passing, architecture):
 def test_chains_compile(width, passing, architecture):
     *_, walking = all_defines(KERNELS["add_riesz"].terms(), width=width, passing=passing)
     assert b"chain" in machine_code(cuda_chain.SOURCE, cuda_relay.defines_of(walking, 1 + (width == 64)), architecture)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("width", [32, 64, 128])
+def test_walks_of_all_gradients_of_splines_compile(width, architecture):
+    tracks = tracks_of(KERNELS["add_bump"].terms(), mirrored=True, slopes=True)
+    defines = cuda_trade.macros(tracks, width, parts=1)
+    for source, entries in ((cuda_trade.SOURCE, (b"trade",)), (cuda_trade.BRIDGE, (b"bridge", b"settle"))):
+        code = machine_code(source, defines, architecture)
+        for entry in entries:
+            assert entry in code
+
+
+def test_only_gradients_of_compact_splines_without_jumps_are_walked_along_the_keys():
+    kinds = {
+        "jump": sortattn.Spline([-1.0, 1.0], [0.0, -0.5, 0.0], jumps=[1.0, 0.0]),
+        "not compact": sortattn.Spline([-1.0, 1.0], [0.0, -0.5, 0.0], offset=1.0),
+        "two nodes above zero": sortattn.Spline([0.0, 1.0, 3.0], [0.0, 1.0, -0.5, 0.0]),
+    }
+    served = [
+        name
+        for name, kernel in (KERNELS | kinds).items()
+        for tracks in (tracks_of(kernel.terms(), mirrored=True, slopes=True),)
+        if cuda_trade.serves(tracks, torch.float32)
+    ]
+    assert served == ["add_bump", "two nodes above zero"]
+    assert not cuda_trade.serves(tracks_of(KERNELS["add_bump"].terms(), mirrored=True, slopes=True), torch.float64)
 
 
 def test_only_gradients_of_kernels_that_are_their_own_transpose_are_walked_together():

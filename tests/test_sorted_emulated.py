@@ -11,7 +11,7 @@ import torch
 
 import sortattn
 from sortattn.cuda import launch
-from sortattn.ops.sorted import api, cuda, cuda_chain, cuda_walk, quotient, room, sign
+from sortattn.ops.sorted import api, cuda, cuda_chain, cuda_trade, cuda_walk, quotient, room, sign
 from sortattn.ops.sorted.quotient import _SOURCE as QUOTIENT
 from sortattn.ops.sorted.tracks import tracks_of
 
@@ -146,7 +146,10 @@ def test_rows_of_a_single_node_are_read_once(kind, emulated, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["normal", "ties", "zeros", "one sided", "apart", "alike"])
-@pytest.mark.parametrize(("name", "way"), [("add_riesz", "chain"), ("add_riesz", "mutual"), ("add_laplace", "mutual")])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [("add_riesz", "chain"), ("add_riesz", "mutual"), ("add_laplace", "mutual"), ("add_bump", "trade")],
+)
 def test_one_walk_has_all_gradients(name, way, kind, emulated, monkeypatch):
     """With masked keys; points of both kinds among each other, equal, at zero, one kind behind the other, all alike."""
     entries = []
@@ -174,8 +177,39 @@ def test_one_walk_has_all_gradients(name, way, kind, emulated, monkeypatch):
 
     for got, wanted in zip(outcome("sorted", torch.float32), outcome("reference", torch.float64), strict=True):
         assert (got - wanted).norm() <= 1e-5 * wanted.norm()
-    assert {"chain", "mutual"} & set(entries) == {way}
+    assert {"chain", "mutual", "trade"} & set(entries) == {way}
     assert entries.count("walk") <= 1
+
+
+SPLINES = {
+    "hat": sortattn.Spline([-1.0, 0.0, 1.0], [0.0, 1.0, -1.0, 0.0]),
+    "lopsided": sortattn.Spline([-1.0, 0.0, 1.0, 2.0], [0.0, 1.0, -1.5, 0.5, 0.0]),
+    "many": sortattn.Spline(range(-3, 4), [0.0, 1.0, 0.5, -2.0, 1.5, -0.5, -0.5, 0.0]),
+}
+
+
+@pytest.mark.parametrize("kind", ["narrow", "clusters", "many queries", "few ties", "positive"])
+@pytest.mark.parametrize("name", SPLINES)
+def test_gradients_of_splines_have_their_digits_where_windows_are_small(name, kind, emulated, monkeypatch):
+    """Windows of few keys, gaps wider than a window, more queries than a batch takes between two keys, many alike."""
+    entries = []
+    monkeypatch.setattr(launch, "Kernel", listing(entries))
+    monkeypatch.setattr(cuda_walk, "_SHORT", 96)
+    monkeypatch.setattr(cuda_trade, "LEG", 32)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    query, key, value = points(kind, 1, *((1500, 20) if kind == "many queries" else (280, 330)), 1, 40)
+    if kind == "clusters":
+        key[:, :30], query[:, ::7] = key[:, :30] * 0.3 + 20, query[:, ::7] * 0.3 + 20
+    if kind == "positive":
+        value += 3
+    given, bandwidth = (query, key, value), 0.02 if kind == "narrow" else 0.5
+    expected = outcome(SPLINES[name], given, "reference", torch.float64, bandwidth)
+    found = outcome(SPLINES[name], given, "sorted", torch.float32, bandwidth)
+    # of the queries, keys and values
+    for got, wanted, error in zip(found[1:], expected[1:], (1e-6, 1e-6, 1e-5), strict=True):
+        assert (got - wanted).norm() <= error * wanted.norm()
+    assert {"trade", "settle", "bridge"} <= set(entries)
+    assert entries.count("walk") == 1
 
 
 @pytest.mark.parametrize("name", ["add_riesz", "add_bump"])

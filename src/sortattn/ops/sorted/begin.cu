@@ -89,3 +89,30 @@ __device__ inline void begin_between(Numbers<double> &state, const real *before,
                side.weights(0, origin - t, weight, share, real(1) - share);
            });
 }
+
+// Sources `first ... last - 1` of a compact kernel, below the origin at node j and in its window: all but what is left
+// at the ends by the moments of blocks, and of groups of them, if `before`, those of the track, are there.
+__device__ inline void begin_window(Numbers<double> &state, const real *before, const Line &line, const Rows &rows,
+                                    const Scalars &scalars, const Side &side, int j, real origin, index_t blocks,
+                                    int first, int last, Source *list, int lane) {
+    auto absorb_some = [&](int first, int last) {
+        absorb(state, line, rows, scalars, origin, first, last, list, lane, [&](int, real t, real(&weight)[SUMS]) {
+            side.weights(j, origin - t - side.node[j], weight, real(1), real(0));
+        });
+    };
+    int low = (first + BLOCK - 1) / BLOCK, high = last / BLOCK;
+    if (before && low < high) {
+        absorb_some(first, low * BLOCK);
+        for (int i = low; i < high;) {
+            // of a whole group together
+            bool many = i % GROUP == 0 && i + GROUP <= high;
+            const real *here = before + (many ? blocks + 1 + i / GROUP : i) * SIZE;
+            i += many ? GROUP : 1;
+            real place = line.place(min(i * BLOCK, line.count - 1));
+            add_moments<0>(state, here, double(origin) - double(place) - double(side.node[j]), side.rate, side.below[j],
+                           lane);
+        }
+        first = high * BLOCK;
+    }
+    absorb_some(first, last);
+}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import Terms
-from . import cuda_mutual, room
+from . import cuda_mutual, cuda_trade, room
 from .cuda_sort import Lines, sort_lines
 from .cuda_walk import Walk, width_of
 from .lines import Bandwidth
@@ -40,6 +40,8 @@ def groups(
     together = backward and cuda_mutual.serves(tracks, query.dtype)
     sources = rows + columns if together else max(rows, columns) if backward else columns
     moments = size * tracks.number * tracks.moments(sources, dims, width, stride)
+    if backward and cuda_trade.serves(tracks, query.dtype):
+        moments += size * cuda_trade.totals_of(columns, dims, width, stride)
     # rows are copied where warps take more channels than there are
     copies = (stride > channels) * (rows + 2 * columns if backward else rows + columns)
     inputs = problems * ((rows + columns) * dims + columns * channels) * size
@@ -127,17 +129,21 @@ def gradients(
     ordered = torch.are_deterministic_algorithms_enabled()
     tracks = tracks_of(terms, mirrored=False, slopes=True)
     together = cuda_mutual.serves(tracks, value.dtype) and not (ordered or ties)
-    if not together:
+    traded = cuda_trade.serves(tracks, value.dtype) and not (ordered or ties)
+    if not (together or traded):
         dot(
             keys, queries, value, weight, grad, grad_extra, slope, bandwidth, mirrored=False, factors=1.0 / bandwidth,
             into=by_query,
         )  # fmt: skip
+    if not together:
         tracks = tracks_of(terms, mirrored=True, slopes=True)
     walk = Walk(tracks, queries, keys, grad, grad_extra, bandwidth)
     out = walk.begin(terms.constant, by_value, by_weight)
     if together:
         there = Walk(tracks, keys, queries, value, weight, bandwidth)
         cuda_mutual.run(there, walk, out, by_weight, by_key.zero_(), by_query.zero_())
+    elif traded:
+        cuda_trade.run(walk, walk.padded(value), weight, out, by_weight, by_key.zero_(), by_query.zero_())
     else:
         walk.run(out, by_weight, walk.padded(value), weight, by_key.zero_())
     _deliver(out, by_value)

@@ -167,7 +167,7 @@ class Walk:
         """Bytes of the rows of one head and one block of channels, which are read and written at random."""
         return (self.count + self.number) * self.width * self.rows.element_size()
 
-    def length(self, number: int, head: int, tracks: int, dims: int, resident: int) -> int:
+    def length(self, number: int, head: int, tracks: int, dims: int, resident: int, share: float | None = None) -> int:
         """Of the points of a track, how many have a warp: so many that the GPU is busy and its cache large enough.
 
         A head's rows take `head` bytes.
@@ -180,7 +180,7 @@ class Walk:
         # those whose rows are read and written at a time
         heads = min(warps / together, self.problems)
         if heads * head > cache:
-            share = 2 * _SHARE if self.tracks.compact else _SHARE
+            share = share or (2 * _SHARE if self.tracks.compact else _SHARE)
             runs = max(runs, warps * head / (share * cache * together))
         # of a short line, one that is not quite enough is better than the moments that a second one needs
         runs = max(1, round(runs) if self.count <= _FEW else math.ceil(runs))

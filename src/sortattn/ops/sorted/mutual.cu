@@ -12,6 +12,7 @@
 // Macros: those of track.cu, with SLOPES.
 
 #include "begin.cu"
+#include "equal.cu"
 
 static_assert(NODES == 1 && !COMPACT && SLOPES && !ORDERED && (BOTH ? !FOLDED : FOLDED > 0),
               "sums and slopes of a kernel that is its own transpose");
@@ -318,24 +319,6 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     if (any_ties) tied[blockIdx.y * gridDim.x + blockIdx.x] = 1;
 }
 
-// Rows of equal points that are on their way at a time.
-constexpr int SOME = 8;
-
-// Inner products of SOME rows, of which a lane has a part each; lane 4 k has that of row k.
-__device__ inline real sum_parts(real (&part)[SOME], int lane) {
-#pragma unroll
-    for (int half = SOME / 2, offset = 16; half; half /= 2, offset /= 2) {
-#pragma unroll
-        for (int k = 0; k < half; k++) {
-            bool upper = lane & offset;
-            real mine = upper ? part[k + half] : part[k], other = upper ? part[k] : part[k + half];
-            part[k] = mine + __shfl_xor_sync(ALL, other, offset);
-        }
-    }
-    real sum = part[0] + __shfl_xor_sync(ALL, part[0], 2);
-    return sum + __shfl_xor_sync(ALL, sum, 1);
-}
-
 // Give to the keys and take from the queries that are equal half of the jump which they have too little or too much, on
 // runs that are `tied`; a warp has the groups of equal points whose first query is in its run.
 extern "C" __global__ void __launch_bounds__(32, 32)
@@ -363,40 +346,9 @@ extern "C" __global__ void __launch_bounds__(32, 32)
     by_key += p * count * dims + d;
     by_query += p * number * dims + d;
 
-    // Go through the points from `first` on that are at `place`: add them up, and add to `products` those with the sum
-    // of the others, times a share.
     auto go = [&](const Line &line, const Rows &rows, const Scalars &scalars, int first, real place,
                   Numbers<real, 1> *sum, const Numbers<real, 1> *others, real share, real *products) {
-        for (int some = 32; some == 32; first += 32) {
-            bool equal = first + lane < line.count && line.place(first + lane) == place;
-            some = __popc(__ballot_sync(ALL, equal));
-            int index = equal ? line.index(first + lane) : 0;
-            real scalar = equal ? scalars[index] : real(0), product = real(0);
-            if (sum) sum->extra[0] += sum_lanes(scalar);
-#pragma unroll 1
-            for (int i = 0; i < some; i += SOME) {
-                Row row[SOME];
-                real part[SOME];
-#pragma unroll
-                for (int k = 0; k < SOME; k++) row[k] = rows.load(__shfl_sync(ALL, index, i + k));
-#pragma unroll
-                for (int k = 0; k < SOME; k++) {
-                    part[k] = real(0);
-#pragma unroll
-                    for (int c = 0; c < VEC; c++) {
-                        if (sum && i + k < some) sum->at[0][c] += row[k].at[c];
-                        if (others) part[k] += others->at[0][c] * row[k].at[c];
-                    }
-                }
-                if (!others) continue;
-                real mine = __shfl_sync(ALL, sum_parts(part, lane), lane % SOME * (32 / SOME));
-                if (lane / SOME == i / SOME) product = mine;
-            }
-            if (others && equal) {
-                if (channels == 0) product += others->extra[0] * scalar;
-                add_to(products + index * dims, share * product);
-            }
-        }
+        go_through(line, rows, scalars, first, place, sum, others, share, products, dims, channels == 0, lane);
     };
 
     int at = int(blockIdx.x % runs * length), end = min(at + int(length), keys.count + queries.count);

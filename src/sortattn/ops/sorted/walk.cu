@@ -143,25 +143,14 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 last = source_line.count;
             } else if (ties) {
                 first = last, last = places[loose(j)];
+            } else if (COMPACT) {
+                begin_window(state, sums ? before : nullptr, source_line, source_rows, scalars, nodes, j, origin,
+                             blocks, first, last, sources, lane);
+                continue;
             } else if (sums) {
-                // what is left of the blocks at the ends is absorbed
-                int low = (first + BLOCK - 1) / BLOCK, high = last / BLOCK;
-                if (COMPACT && low < high) {
-                    absorb_some(first, low * BLOCK, [&](int, real t, real(&weight)[SUMS]) {
-                        nodes.weights(j, origin - t - nodes.node[j], weight, real(1), real(0));
-                    });
-                    for (int i = low; i < high;) {
-                        // of a whole group together
-                        bool many = i % GROUP == 0 && i + GROUP <= high;
-                        const real *here = before + (many ? blocks + 1 + i / GROUP : i) * SIZE;
-                        i += many ? GROUP : 1;
-                        add_moments<0>(state, here,
-                                       distance(j, source_line.place(min(i * BLOCK, source_line.count - 1))),
-                                       nodes.rate, nodes.below[j], lane);
-                    }
-                    first = high * BLOCK;
-                }
-                if (!COMPACT && high > 0) {
+                // what is left of the last block is absorbed
+                int high = last / BLOCK;
+                if (high > 0) {
                     // behind the last source there is no block
                     high = min(high, (source_line.count - 1) / BLOCK);
                     first = high * BLOCK;

@@ -1,0 +1,71 @@
+// What a batch of trade.cu writes down: sources, keys and inner products, in shared memory, and where results go.
+
+#include "begin.cu"
+
+// sources of a batch: as many as all nodes have in most of them, and those of one node
+constexpr int ROOM = 44 * NODES > 32 * SPREAD ? 44 * NODES : 32 * SPREAD;
+// sources whose inner products are summed by the lanes side by side
+constexpr int TOGETHER = 16;
+// from a row in shared memory to the next: such that lanes which read down a column meet in few banks
+constexpr int ACROSS = 33;
+
+// A source; as in walk.cu, its weights stand CHUNK places behind.
+struct alignas(16) Event {
+    real weight[SUMS];
+    int index;
+    // of the extra scalars, what is added to its inner product
+    real extra;
+};
+static_assert(sizeof(Event) == sizeof(Source), "a list of either");
+// A key: how far it is from the origin, and its index, or what is left of -1 without it if it is summed by itself.
+struct alignas(8) Aim {
+    real distance;
+    int index;
+};
+// What a lane has found of a source.
+struct Found {
+    // whether there is one, its place in the list, and how many keys have not passed it
+    bool here;
+    int where, before;
+    real place;
+    int index;
+    // its node, and the step of the slope there
+    real node, step;
+};
+// What the channels of each lane give to an inner product; as wide as lets lanes meet in few banks.
+struct alignas(16) Part {
+    real of[36];
+};
+
+// Bring what a lane has of a row into shared memory; it is there after `arrive`.
+__device__ inline void bring(Row *to, const Row *from) {
+#ifdef __CUDA_ARCH__
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(from),
+                 "n"(sizeof(Row))
+                 : "memory");
+#else
+    *to = *from;
+#endif
+}
+__device__ inline void arrive() {
+#ifdef __CUDA_ARCH__
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+// Numbers of the points of a head in one dimension, which are added to.
+struct Column {
+    char *start;
+    unsigned step;
+
+    __device__ Column(real *first, index_t dims)
+        : start(reinterpret_cast<char *>(first)), step(unsigned(dims * sizeof(real))) {
+#ifdef __CUDA_ARCH__
+        // the compiler would make it anew from its parts
+        asm("" : "+l"(start));
+#endif
+    }
+    __device__ void add(int index, real number) const {
+        add_to(reinterpret_cast<real *>(start + index_t(unsigned(index)) * step), number);
+    }
+};
