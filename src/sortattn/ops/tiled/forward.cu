@@ -4,19 +4,21 @@
 // queries and 8 keys where tensor cores want them, so that the product with the values needs no detour. Keys are
 // copied while the tile before is summed, and changed on the way into what the scores are made of. What a tile adds is
 // summed afresh and then added to the running sum, so that errors grow with the number of tiles. Where there are few
-// blocks, two groups of warps share one and have every other tile each. The same call has the same bits.
+// blocks, two groups of warps share one and have every other tile each, or blocks have 32 queries, and a warp 16 keys.
+// The same call has the same bits.
 //
 // Set by cuda.py: NUMBER (float), KERNEL (a name of Kind), CHUNKS (blocks of 64 columns, one or at most four: then the
 // running sums lie in local memory), SHARED (bytes), BLOCKS (at least, on a multiprocessor), EPSILON (of the Riesz
-// kernels), COARSE (1 for inputs of 16 bits: products of halves alone), REVERSED (1 for the gradients of the values:
-// own rows are keys then, the others queries with the gradients of their sums in place of values), GROUPS (of warps),
-// ROOMY (1 if there is shared memory for factors of all dimensions).
+// kernels), OWN (queries of a block), COARSE (1 for inputs of 16 bits: products of halves alone), REVERSED (1 for the
+// gradients of the values: own rows are keys then, the others queries with the gradients of their sums in place of
+// values), GROUPS (of warps), ROOMY (1 if there is shared memory for factors of all dimensions).
 
 #include "kinds.cu"
 
 // of a group, and of all groups
-constexpr int THREADS = 128, ALL = GROUPS * THREADS, ROW_WARPS = 2;
-constexpr int OWN = 64, OTHER = 64;
+constexpr int THREADS = 128, ALL = GROUPS * THREADS, OTHER = 64;
+// warps with rows of their own, those that share these, and the keys of a thread
+constexpr int ROW_WARPS = OWN / 32, KEY_WARPS = 4 / ROW_WARPS, EACH = OTHER / KEY_WARPS / 4;
 // columns of a tile; four more keep the rows of neighbouring threads in different banks
 constexpr int WIDTH = 64, STRIDE = WIDTH + 4;
 // Of 16 dimensions, so many are two factors each; the others are points, whose exponential a third pipe takes.
@@ -27,8 +29,11 @@ constexpr bool WIDE = CHUNKS > 1;
 // taken so, which keeps both pipes busy
 constexpr bool FIXED = KIND == ADD_RIESZ || KIND == LAPLACE;
 constexpr int FIXED_DIMS = 3;
+// Floats below 2^-125 are multiples of the least one, and read as integers they say of which: what float instructions
+// make of points that small is summed by instructions on integers, and with them.
+constexpr bool SMALL = KIND == ADD_RIESZ || KIND == ADD_BUMP;
 // points this much farther out than the mean leave the others too few digits
-constexpr float OUTLIER = 64.0f;
+constexpr float OUTLIER = KIND == ADD_RIESZ ? 32.0f : 64.0f;
 constexpr int FEWEST_DIMS = 32;
 // sums of e^-|s - t| as factors and distances of fixed points are measured from the first key
 constexpr bool ORIGIN = KIND == ADD_LAPLACE || KIND == LAPLACE;
@@ -41,8 +46,8 @@ struct Tile {
     int mark[OTHER];
 };
 
-// parts of a row's sums: two warps of every group have some of its keys
-constexpr int PARTS = 2 * GROUPS;
+// parts of a row's sums: some warps of every group have some of its keys
+constexpr int PARTS = KEY_WARPS * GROUPS;
 struct Shared {
     float query[OWN * POINTS];
     Tile tiles[GROUPS];
@@ -82,7 +87,7 @@ inline void meet() { barrier(1 + group(), THREADS); }
 inline void look_at(const Rows &rows, const float *origin, Found &found) {
     int count = rows.count * rows.width;
     if (rows.whole)
-#pragma unroll 4
+#pragma unroll 8
         for (int i = threadIdx.x * 4; i < count; i += ALL * 4) {
             float4 x = *reinterpret_cast<const float4 *>(rows.start + i);
             const float *from = origin + (origin ? i % rows.width : 0);
@@ -149,6 +154,12 @@ inline Setting settle(const Shared &shared, Numbers numbers, int dims) {
         setting.scale = ldexp(1.0f, 24 - exponent);
         setting.back = ldexp(1.0f, exponent - 24);
     }
+    if constexpr (KIND == ADD_BUMP) {
+        setting.quick = dims >= FEWEST_DIMS;
+        // times 2^-125; not as a product, which would become one of every term
+        setting.edge = __int_as_float(__float_as_int(numbers.edge) - (125 << 23));
+        setting.back = 0x1p-24f;
+    }
     // not `>`, which is false for a NaN
     if constexpr (FACTORS) setting.quick = shared.reach * numbers.rate <= REACH;
     return setting;
@@ -187,8 +198,8 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
     __syncthreads();
     Setting setting = settle(shared, Numbers(bandwidth ? bandwidth[p] : float(tau), table, count), dims);
     if (threadIdx.x < 32) {
-        int least = min(shared.own_mark[threadIdx.x], shared.own_mark[threadIdx.x + 32]);
-        int most = max(shared.own_mark[threadIdx.x], shared.own_mark[threadIdx.x + 32]);
+        int least = min(shared.own_mark[threadIdx.x], shared.own_mark[threadIdx.x + OWN - 32]);
+        int most = max(shared.own_mark[threadIdx.x], shared.own_mark[threadIdx.x + OWN - 32]);
         least = __reduce_min_sync(~0u, least), most = __reduce_max_sync(~0u, most);
         if (threadIdx.x == 0) shared.least = least, shared.most = most;
     }
@@ -221,11 +232,11 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
     for (int r = 0; r < 4; ++r) shift[r] = -infinity();
 #pragma unroll 1
     for (int start = begin; start < end; start += GROUPS * OTHER) {
-        float scores[4][8];
+        float scores[4][EACH];
 #pragma unroll
         for (int r = 0; r < 4; ++r)
 #pragma unroll
-            for (int j = 0; j < 8; ++j) scores[r][j] = 0;
+            for (int j = 0; j < EACH; ++j) scores[r][j] = 0;
         int next = start + GROUPS * OTHER;
         Place place;
         Part part{int(rows) - first - place.down, end - start - place.across};
@@ -253,9 +264,13 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
             finish(shared, tile, setting, always || start + OTHER > least, scores);
             if constexpr (KIND == LAPLACE) exponentiate(scores, shift, total, running, normalised);
 #pragma unroll
-            for (int r = 0; r < 4; ++r)
-                total[r] += ((scores[r][0] + scores[r][1]) + (scores[r][2] + scores[r][3])) +
-                            ((scores[r][4] + scores[r][5]) + (scores[r][6] + scores[r][7]));
+            for (int r = 0; r < 4; ++r) {
+                float fresh[EACH / 4];
+#pragma unroll
+                for (int j = 0; j < EACH; j += 4)
+                    fresh[j / 4] = (scores[r][j] + scores[r][j + 1]) + (scores[r][j + 2] + scores[r][j + 3]);
+                total[r] += EACH == 8 ? fresh[0] + fresh[EACH / 4 - 1] : fresh[0];
+            }
         }
         if constexpr (!WIDE) {
             arrive();
@@ -282,8 +297,11 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
 
     // warps that share rows put their parts together
     Place place;
-    int mine = 2 * group() + (place.across != 0);
-    auto part_at = [&](int part) { return part % 2 ? shared.tiles[part / 2].raw : shared.tiles[part / 2].value; };
+    int mine = KEY_WARPS * group() + place.across / (4 * EACH);
+    auto part_at = [&](int part) {
+        Tile &tile = shared.tiles[part / KEY_WARPS];
+        return (part % 2 ? tile.raw : tile.value) + part % KEY_WARPS / 2 * OWN * STRIDE;
+    };
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < 4; ++r) {

@@ -10,20 +10,20 @@ inline int exponent_of(float most) {
 
 // Halves have 11 digits, so two of them 22: three products lose hardly more than float32 does. Rows are scaled to what
 // halves can hold, and back as they are added. Tensor cores truncate their sums: these are short.
-inline void add_rows(const Tile &tile, const float (&scores)[4][8], float (&running)[2][8][4]) {
+inline void add_rows(const Tile &tile, const float (&scores)[4][EACH], float (&running)[2][8][4]) {
     Place place;
     float up[4], down[4];
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
         float most = 0;
 #pragma unroll
-        for (int j = 0; j < 8; ++j) most = fmaxf(most, fabsf(scores[r][j]));
+        for (int j = 0; j < EACH; ++j) most = fmaxf(most, fabsf(scores[r][j]));
         int exponent = exponent_of(most);
         up[r] = __int_as_float((2 * 127 + 13 - exponent) << 23), down[r] = __int_as_float((exponent - 13) << 23);
     }
-    unsigned large[2][2][4], small[2][2][4];
+    unsigned large[EACH / 4][2][4], small[EACH / 4][2][4];
 #pragma unroll
-    for (int s = 0; s < 2; ++s)
+    for (int s = 0; s < EACH / 4; ++s)
 #pragma unroll
         for (int i = 0; i < 2; ++i)
 #pragma unroll
@@ -36,7 +36,7 @@ inline void add_rows(const Tile &tile, const float (&scores)[4][8], float (&runn
     for (int c = 0; c < 4; ++c) {
         float fresh[2][2][4] = {};
 #pragma unroll
-        for (int s = 0; s < 2; ++s) {
+        for (int s = 0; s < EACH / 4; ++s) {
             unsigned more[2][2], less[2][2];
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
@@ -93,13 +93,13 @@ inline void split_values(const Shared &shared, Tile &tile) {
 
 // ---- the softmax of `laplace`: a warp keeps the largest logarithm of its part of a row
 
-inline void exponentiate(float (&scores)[4][8], float (&shift)[4], float (&total)[4], float (&running)[CHUNKS][2][8][4],
-                         bool shifted) {
+inline void exponentiate(float (&scores)[4][EACH], float (&shift)[4], float (&total)[4],
+                         float (&running)[CHUNKS][2][8][4], bool shifted) {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
         float largest = shift[r];
 #pragma unroll
-        for (int j = 0; j < 8; ++j) largest = fmaxf(largest, scores[r][j]);
+        for (int j = 0; j < EACH; ++j) largest = fmaxf(largest, scores[r][j]);
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
         if (!shifted) largest = 0;
@@ -108,7 +108,7 @@ inline void exponentiate(float (&scores)[4][8], float (&shift)[4], float (&total
         shift[r] = largest;
         float from = largest == -infinity() ? 0.0f : largest;
 #pragma unroll
-        for (int j = 0; j < 8; ++j) scores[r][j] = expf(scores[r][j] - from);
+        for (int j = 0; j < EACH; ++j) scores[r][j] = expf(scores[r][j] - from);
         total[r] *= change;
         if (__any_sync(~0u, change != 1))
 #pragma unroll

@@ -24,8 +24,14 @@ struct Rows {
         if (whole) {
             int row = thread() / 16, at = thread() % 16 * 4;
             const float *from = start + (long long)(first + row) * width + column + at;
-            int left = column + at < width ? count - first - row : 0;
             constexpr int STEP = THREADS / 16;
+            // fewer instructions for what is common
+            if (width == WIDTH && first + OTHER <= count) {
+#pragma unroll
+                for (int i = 0; i < OTHER; i += STEP) copy(tile + (row + i) * STRIDE + at, from + i * WIDTH, 16);
+                return;
+            }
+            int left = column + at < width ? count - first - row : 0;
 #pragma unroll
             for (int i = 0; i < OTHER; i += STEP, from += STEP * width)
                 // of what is beyond the last nothing is read

@@ -8,12 +8,15 @@ struct Setting {
     // of a fixed point
     float scale, back;
     int dims;
+    // of a bump, as small as the points
+    float edge = 0;
 };
 
 // The rows of `raw`, 64 columns from `column` on, as the scores want them; two threads have a row.
 template <bool KEYS>
 inline void change(Shared &shared, Tile &tile, const float *raw, int column, const Setting &setting) {
     int row = thread() / 2, half = thread() % 2;
+    if (!KEYS && row >= OWN) return;
     float *to = (KEYS ? tile.key : shared.query) + row * POINTS;
     float norm = 0;
 #pragma unroll
@@ -28,9 +31,15 @@ inline void change(Shared &shared, Tile &tile, const float *raw, int column, con
             x[0] -= origin.x, x[1] -= origin.y, x[2] -= origin.z, x[3] -= origin.w;
         }
         if constexpr (FIXED) {
-            if (setting.quick)
+            if (setting.quick) {
+                // |s - t| is 2 max(s - t, 0) - (s - t), in the last of four dimensions
+                if constexpr (KIND == ADD_RIESZ) {
+                    norm += KEYS ? -x[FIXED_DIMS] : x[FIXED_DIMS];
+                    x[FIXED_DIMS] = x[FIXED_DIMS] * setting.scale * 0x1p-75f * 0x1p-75f;
+                }
 #pragma unroll
                 for (int e = 0; e < FIXED_DIMS; ++e) x[e] = __int_as_float(__float2int_rn(x[e] * setting.scale));
+            }
         }
         if constexpr (KIND == ADD_BUMP) {
 #pragma unroll
@@ -38,6 +47,7 @@ inline void change(Shared &shared, Tile &tile, const float *raw, int column, con
                 x[e] *= setting.numbers.scale;
                 // far from the zeros beyond the last dimension of a query
                 if (KEYS && column + at + e >= setting.dims) x[e] = 4;
+                if (setting.quick) x[e] *= 0x1p-125f;
             }
         }
         if constexpr (FACTORS) {
@@ -77,7 +87,7 @@ inline void change(Shared &shared, Tile &tile, const float *raw, int column, con
 // a thread's place in a tile: of queries g + 8 r, of keys 2 t + 8 s + e
 struct Place {
     int g = thread() % 32 / 4, t = thread() % 4;
-    int down = thread() / 32 % ROW_WARPS * 32, across = thread() / 32 / ROW_WARPS * 32;
+    int down = thread() / 32 % ROW_WARPS * 32, across = thread() / 32 / ROW_WARPS * 4 * EACH;
     int row(int r) const { return down + g + 8 * r; }
     int column(int j) const { return across + 2 * t + j / 2 * 8 + j % 2; }
 };
@@ -101,6 +111,9 @@ inline int distance_and_sum(float s, float t, int sum) {
     asm("sad.s32 %0, %1, %2, %3;" : "=r"(result) : "r"(__float_as_int(s)), "r"(__float_as_int(t)), "r"(sum));
     return result;
 }
+
+// of a number that is no more than 2^-125, how many times the least number it is
+inline int multiple(float small) { return __float_as_int(small); }
 
 // op(r, j, own, other) for N numbers of the rows from `d` on, of 8 R rows and 4 J keys
 template <int N, int R, int J, class Op> inline void pairs_at(const Shared &shared, const Tile &tile, int d, Op op) {
@@ -132,14 +145,26 @@ inline void pairs(const Shared &shared, const Tile &tile, int count, Op op) {
 
 // sums += what `count` dimensions add
 template <int R, int J> inline void add_terms_of(const Shared &shared, const Tile &tile, int count,
-                                                 const Setting &setting, float (&sums)[4][8]) {
-    if constexpr (FIXED) {
+                                                 const Setting &setting, float (&sums)[4][EACH]) {
+    if constexpr (FIXED || SMALL) {
         if (setting.quick) {
             int whole[R][J] = {};
             pairs<4, R, J, 2>(shared, tile, count, [&](int r, int j, const float *own, const float *other) {
+                if constexpr (FIXED)
 #pragma unroll
-                for (int e = 0; e < FIXED_DIMS; ++e) whole[r][j] = distance_and_sum(own[e], other[e], whole[r][j]);
-                sums[r][j] += fabsf(own[FIXED_DIMS] - other[FIXED_DIMS]);
+                    for (int e = 0; e < FIXED_DIMS; ++e) whole[r][j] = distance_and_sum(own[e], other[e], whole[r][j]);
+                if constexpr (KIND == ADD_RIESZ)
+                    // these points are of half the size
+                    whole[r][j] += 4 * multiple(__saturatef(own[FIXED_DIMS] - other[FIXED_DIMS]));
+                if constexpr (KIND == LAPLACE) sums[r][j] += fabsf(own[FIXED_DIMS] - other[FIXED_DIMS]);
+                if constexpr (KIND == ADD_BUMP) {
+                    int x[4];
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) x[e] = multiple(__saturatef(setting.edge - fabsf(own[e] - other[e])));
+                    // two of them are added in one instruction
+                    whole[r][j] += x[0] + x[1];
+                    whole[r][j] += x[2] + x[3];
+                }
             });
 #pragma unroll
             for (int r = 0; r < R; ++r)
@@ -190,17 +215,18 @@ template <int R, int J> inline void add_terms_of(const Shared &shared, const Til
     });
 }
 inline void add_terms(const Shared &shared, const Tile &tile, int count, const Setting &setting, Part part,
-                      float (&sums)[4][8]) {
+                      float (&sums)[4][EACH]) {
     if (part.empty()) return;
     // one more row than fits into the tiles before is common: the token of a class
-    if (WIDE || (part.rows > 8 && part.keys > 8)) return add_terms_of<4, 8>(shared, tile, count, setting, sums);
+    if (WIDE || (part.rows > 8 && part.keys > 8)) return add_terms_of<4, EACH>(shared, tile, count, setting, sums);
     if (part.rows > 8) return add_terms_of<4, 2>(shared, tile, count, setting, sums);
-    if (part.keys > 8) return add_terms_of<1, 8>(shared, tile, count, setting, sums);
+    if (part.keys > 8) return add_terms_of<1, EACH>(shared, tile, count, setting, sums);
     add_terms_of<1, 2>(shared, tile, count, setting, sums);
 }
 
 // Scores from the sums of terms, in units of `unit`, zero for pairs that are not seen; of `laplace` the logarithms.
-inline void finish(const Shared &shared, const Tile &tile, const Setting &setting, bool masked, float (&scores)[4][8]) {
+inline void finish(const Shared &shared, const Tile &tile, const Setting &setting, bool masked,
+                   float (&scores)[4][EACH]) {
     Place place;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
@@ -209,7 +235,7 @@ inline void finish(const Shared &shared, const Tile &tile, const Setting &settin
         if (KIND == ADD_RIESZ && setting.quick) norm += shared.own_norm[place.row(r)];
         if constexpr (KIND == RIESZ) norm = sqrtf(shared.own_norm[place.row(r)]) + float(EPSILON) * setting.numbers.tau;
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
+        for (int j = 0; j < EACH; ++j) {
             float &score = scores[r][j];
             if constexpr (KIND == ADD_RIESZ)
                 score = setting.quick ? norm + tile.norm[place.column(j)] - score : fmaf(2, score, norm);
@@ -221,7 +247,7 @@ inline void finish(const Shared &shared, const Tile &tile, const Setting &settin
 #pragma unroll
         for (int r = 0; r < 4; ++r)
 #pragma unroll
-            for (int j = 0; j < 8; ++j)
+            for (int j = 0; j < EACH; ++j)
                 if (tile.mark[place.column(j)] >= shared.own_mark[place.row(r)])
                     scores[r][j] = KIND == LAPLACE ? -infinity() : 0.0f;
 }
