@@ -46,6 +46,12 @@ def test_tiled_kernels_for_few_blocks_compile(name):
     compile_all([cuda.kernel_of(entry, name, torch.float32, False, groups=2) for entry in entries], "sm_90")
 
 
+@pytest.mark.parametrize("name", ["add_riesz", "add_bump"])
+def test_tiled_kernels_for_blocks_of_fewer_rows_compile(name):
+    entries = ("forward", "forward_values")
+    compile_all([cuda.kernel_of(entry, name, torch.float32, False, rows=32) for entry in entries], "sm_90")
+
+
 def test_the_forward_kernel_for_gpus_with_little_shared_memory_compiles():
     assert cuda.shared_of("forward", "add_laplace", torch.float32, False, roomy=False) <= 99 << 10
     compile_all([cuda.kernel_of("forward", "add_laplace", torch.float32, False, roomy=False)], "sm_120")

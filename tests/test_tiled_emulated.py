@@ -5,6 +5,7 @@ import torch
 
 import sortattn
 from sortattn.ops.tiled import cuda, short
+from sortattn.ops.tiled.inputs import Inputs
 
 from .cases import CASES, Shape, assert_close, cotangent, draw, leaves
 from .definition import FORWARD, GRADIENT, check, define
@@ -79,6 +80,36 @@ def test_two_groups_of_warps_compute_the_definition(name, monkeypatch):
     compare(name, query, key[:, :40], value[:, :40])
     case, gradient = CASES[name], cotangent(shape, torch.float32)
     check(define(case, (query, key, value), gradient), case, (query, key, value), gradient, backend="tiled")
+
+
+@pytest.mark.parametrize("name", ["add_riesz", "add_bump"])
+def test_blocks_of_fewer_rows_compute_the_definition(name, monkeypatch):
+    monkeypatch.setattr(cuda, "processors_of", lambda device: 1)
+    rows = []
+    honest = cuda._Call.shape
+
+    def shape_of(call, entry, count):
+        rows.append(honest(call, entry, count)[0])
+        return honest(call, entry, count)
+
+    monkeypatch.setattr(cuda._Call, "shape", shape_of)
+    # three tiles, the last of 8 rows and less
+    shape = Shape((1,), 72, 70, 33, 20)
+    query, key, value = draw(shape, torch.float32)
+    mask = torch.rand(1, 70, generator=torch.Generator().manual_seed(2)) < 0.6
+    compare(name, query, key, value, is_causal=True)
+    compare(name, query, key, value, key_mask=mask)
+    case, gradient = CASES[name], cotangent(shape, torch.float32)
+    check(define(case, (query, key, value), gradient), case, (query, key, value), gradient, backend="tiled")
+    assert set(rows) == {32}
+
+
+@pytest.mark.parametrize(("heads", "rows"), [(96, 64), (192, 32), (384, 64)])
+def test_blocks_have_fewer_rows_where_multiprocessors_would_have_one_and_two(heads, rows, monkeypatch):
+    monkeypatch.setattr(cuda, "processors_of", lambda device: 132)
+    points = [torch.empty(heads, 64, 64)] * 3
+    inputs = Inputs(*points, None, None, None, 1.0, "add_bump", False, 1, True, False)
+    assert cuda._Call(inputs).shape("forward", 64) == (rows, 2 if heads == 96 else 1)
 
 
 def compare_gradients(name, inputs, gradient, **options):

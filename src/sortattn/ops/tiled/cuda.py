@@ -31,6 +31,8 @@ NAMES = tuple(kind.name for kind in (AddRiesz, AddLaplace, AddBump, Spline, Poly
 STEPS = (AddRiesz.name, AddLaplace.name, AddBump.name)
 # rows of a block; float64 has half the registers
 ROWS = {torch.float32: 64, torch.float64: 32}
+# of the forward pass in float32, where blocks of half the rows fill multiprocessors better
+_FEWER_ROWS = 32
 _TYPES = {torch.float32: "float", torch.float64: "double"}
 _THREADS = 128
 # three blocks of this size fit into a multiprocessor of Hopper, two into one of Ampere, one into smaller ones
@@ -63,11 +65,12 @@ def serves(query: Tensor, value: Tensor, kernel: str) -> bool:
 
 @lru_cache
 def kernel_of(
-    entry: str, kernel: str, dtype: torch.dtype, wide: bool, coarse: bool = False, groups: int = 1, roomy: bool = True
-) -> Kernel:
+    entry: str, kernel: str, dtype: torch.dtype, wide: bool, coarse: bool = False, groups: int = 1, roomy: bool = True,
+    rows: int = ROWS[torch.float32],
+) -> Kernel:  # fmt: skip
     """The function `entry` for a kernel and a type; `wide` for more than 64 dimensions or channels.
 
-    `coarse` makes products of numbers with eleven digits. `groups` of warps share the rows of a block, in the forward
+    `coarse` makes products of numbers with eleven digits. `groups` of warps share the `rows` of a block, in the forward
     pass of float32; `roomy` see `is_roomy`.
     """
     defines = (
@@ -79,13 +82,13 @@ def kernel_of(
     room = ("SHARED", shared_of(entry, kernel, dtype, coarse, groups, roomy))
     coarse = ("COARSE", int(coarse))
     if entry in ("forward", "forward_values") and dtype == torch.float32:
-        # those that hold more, of factors or of sums in integers, have twice the registers
-        blocks = 2 if wide or kernel in (AddLaplace.name, AddRiesz.name, Laplace.name) else 3
+        # those that hold more, of factors or of sums in integers beside others, have twice the registers
+        blocks = 2 if wide or kernel in (AddLaplace.name, Laplace.name) else 3
         return Kernel(
             _FORWARD, "forward",
             (
                 *defines, ("BLOCKS", blocks if groups == 1 else 1), room, coarse,
-                ("REVERSED", int(entry == "forward_values")), ("GROUPS", groups), ("ROOMY", int(roomy)),
+                ("REVERSED", int(entry == "forward_values")), ("GROUPS", groups), ("ROOMY", int(roomy)), ("OWN", rows),
             ),
         )  # fmt: skip
     if entry in ("prepare", "slopes"):
@@ -147,31 +150,39 @@ class _Call:
         self.causal, self.tau = int(inputs.causal), float(inputs.tau)
         self.sizes = (self.rows, self.columns, self.dims, self.channels, self.each, self.causal, self.count)
 
-    def blocks(self, rows: int) -> int:
-        """How many tiles the rows of a problem make."""
-        return -(-rows // ROWS[self.dtype])
+    def blocks(self, rows: int, each: int | None = None) -> int:
+        """How many tiles, of `each` rows, the rows of a problem make."""
+        return -(-rows // (each or ROWS[self.dtype]))
 
     def launch(self, entry: str, rows: int, *arguments, passes: int = 1) -> None:
         """Launch a block for every tile of `rows` rows of every problem, `passes` times."""
-        kernel, groups, roomy = self.kernel_for(entry, rows)
-        shared = shared_of(entry, self.kernel, self.dtype, self.inputs.coarse, groups, roomy)
-        kernel((self.problems * self.blocks(rows), passes), _THREADS * groups, *arguments, shared=shared)
+        kernel, each, groups, shared = self.kernel_for(entry, rows)
+        kernel((self.problems * self.blocks(rows, each), passes), _THREADS * groups, *arguments, shared=shared)
 
-    def kernel_for(self, entry: str, rows: int) -> tuple[Kernel, int, bool]:
-        """What such a launch takes, the groups of warps of a block, and whether there is room."""
-        groups, roomy = self.groups(entry, rows), is_roomy(self.inputs.query.device)
-        return kernel_of(entry, self.kernel, self.dtype, self.wide, self.inputs.coarse, groups, roomy), groups, roomy
+    def kernel_for(self, entry: str, rows: int) -> tuple[Kernel, int, int, int]:
+        """What such a launch takes, the rows and groups of warps of a block, and its shared memory."""
+        coarse, roomy = self.inputs.coarse, is_roomy(self.inputs.query.device)
+        each, groups = self.shape(entry, rows)
+        kernel = kernel_of(entry, self.kernel, self.dtype, self.wide, coarse, groups, roomy, each)
+        return kernel, each, groups, shared_of(entry, self.kernel, self.dtype, coarse, groups, roomy)
 
-    def groups(self, entry: str, rows: int) -> int:
-        """Groups of warps of a block: two, if every multiprocessor has at most one block, and room for both.
+    def shape(self, entry: str, rows: int) -> tuple[int, int]:
+        """Rows of a block, and groups of warps that share them: two, if all multiprocessors have at most one block.
 
-        Of `add_laplace` also if it has two blocks and then one more, for which one group would be alone.
+        Of `add_laplace` also if they have two blocks and then one more, for which one group would be alone. Others have
+        blocks of half the rows, of which a multiprocessor has three, where some have two blocks and some have one.
         """
-        device = self.inputs.query.device
+        each, device = ROWS[self.dtype], self.inputs.query.device
+        if entry not in ("forward", "forward_values") or self.dtype != torch.float32 or self.wide:
+            return each, 1
         blocks, processors = self.problems * self.blocks(rows), processors_of(device)
-        few = blocks <= processors or (self.kernel == AddLaplace.name and 2 * processors < blocks <= 3 * processors)
-        able = entry in ("forward", "forward_values") and self.dtype == torch.float32 and not self.wide
-        return 2 if few and able and room_of(device) >= _FACTORS[2] else 1
+        laplace = self.kernel == AddLaplace.name
+        if blocks <= processors or (laplace and 2 * processors < blocks <= 3 * processors):
+            return each, 2 if room_of(device) >= _FACTORS[2] else 1
+        halved = self.problems * self.blocks(rows, _FEWER_ROWS)
+        if self.kernel in (AddRiesz.name, AddBump.name) and halved <= 3 * processors:
+            return _FEWER_ROWS, 1
+        return each, 1
 
     def looks(self) -> bool:
         """Whether blocks look through the inputs by themselves."""

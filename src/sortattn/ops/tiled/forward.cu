@@ -4,19 +4,21 @@
 // queries and 8 keys where tensor cores want them, so that the product with the values needs no detour. Keys are
 // copied while the tile before is summed, and changed on the way into what the scores are made of. What a tile adds is
 // summed afresh and then added to the running sum, so that errors grow with the number of tiles. Where there are few
-// blocks, two groups of warps share one and have every other tile each. The same call has the same bits.
+// blocks, two groups of warps share one and have every other tile each, or blocks have 32 queries, and a warp 16 keys.
+// The same call has the same bits.
 //
 // Set by cuda.py: NUMBER (float), KERNEL (a name of Kind), CHUNKS (blocks of 64 columns, one or at most four: then the
 // running sums lie in local memory), SHARED (bytes), BLOCKS (at least, on a multiprocessor), EPSILON (of the Riesz
-// kernels), COARSE (1 for inputs of 16 bits: products of halves alone), REVERSED (1 for the gradients of the values:
-// own rows are keys then, the others queries with the gradients of their sums in place of values), GROUPS (of warps),
-// ROOMY (1 if there is shared memory for factors of all dimensions).
+// kernels), OWN (queries of a block), COARSE (1 for inputs of 16 bits: products of halves alone), REVERSED (1 for the
+// gradients of the values: own rows are keys then, the others queries with the gradients of their sums in place of
+// values), GROUPS (of warps), ROOMY (1 if there is shared memory for factors of all dimensions).
 
 #include "kinds.cu"
 
 // of a group, and of all groups
-constexpr int THREADS = 128, ALL = GROUPS * THREADS, ROW_WARPS = 2;
-constexpr int OWN = 64, OTHER = 64;
+constexpr int THREADS = 128, ALL = GROUPS * THREADS, OTHER = 64;
+// warps with rows of their own, those that share these, and the keys of a thread
+constexpr int ROW_WARPS = OWN / 32, KEY_WARPS = 4 / ROW_WARPS, EACH = OTHER / KEY_WARPS / 4;
 // columns of a tile; four more keep the rows of neighbouring threads in different banks
 constexpr int WIDTH = 64, STRIDE = WIDTH + 4;
 // Of 16 dimensions, so many are two factors each; the others are points, whose exponential a third pipe takes.
@@ -27,8 +29,11 @@ constexpr bool WIDE = CHUNKS > 1;
 // taken so, which keeps both pipes busy
 constexpr bool FIXED = KIND == ADD_RIESZ || KIND == LAPLACE;
 constexpr int FIXED_DIMS = 3;
+// Floats below 2^-125 are multiples of the least one, and read as integers they say of which: what float instructions
+// make of points that small is summed by instructions on integers, and with them.
+constexpr bool SMALL = KIND == ADD_RIESZ || KIND == ADD_BUMP;
 // points this much farther out than the mean leave the others too few digits
-constexpr float OUTLIER = 64.0f;
+constexpr float OUTLIER = KIND == ADD_RIESZ ? 32.0f : 64.0f;
 constexpr int FEWEST_DIMS = 32;
 // sums of e^-|s - t| as factors and distances of fixed points are measured from the first key
 constexpr bool ORIGIN = KIND == ADD_LAPLACE || KIND == LAPLACE;
@@ -41,8 +46,8 @@ struct Tile {
     int mark[OTHER];
 };
 
-// parts of a row's sums: two warps of every group have some of its keys
-constexpr int PARTS = 2 * GROUPS;
+// parts of a row's sums: some warps of every group have some of its keys
+constexpr int PARTS = KEY_WARPS * GROUPS;
 struct Shared {
     float query[OWN * POINTS];
     Tile tiles[GROUPS];
@@ -70,398 +75,11 @@ inline void barrier(int number, int threads) {
 }
 inline void meet() { barrier(1 + group(), THREADS); }
 
-// ---- asynchronous copies
+#include "rows.cu"
 
-inline void copy(float *to, const float *from, int bytes) {
-    unsigned place = __cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place), "l"(from), "r"(bytes));
-}
-inline void copy_one(float *to, const float *from, int bytes) {
-    unsigned place = __cvta_generic_to_shared(to);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(place), "l"(from), "r"(bytes));
-}
-inline void arrive() { asm volatile("cp.async.wait_all;"); }
+#include "scores.cu"
 
-// rows of a matrix in global memory
-struct Rows {
-    const float *start;
-    int count, width;
-    bool whole;
-
-    Rows(const float *start, long long count, long long width) : start(start), count(count), width(width) {
-        whole = (reinterpret_cast<unsigned long long>(start) | width * 4) % 16 == 0;
-    }
-    // 64 rows from `first` on, 64 columns from `column` on; zero where there is nothing
-    void fetch(float *tile, int first, int column) const {
-        if (whole) {
-            int row = thread() / 16, at = thread() % 16 * 4;
-            const float *from = start + (long long)(first + row) * width + column + at;
-            int left = column + at < width ? count - first - row : 0;
-            constexpr int STEP = THREADS / 16;
-#pragma unroll
-            for (int i = 0; i < OTHER; i += STEP, from += STEP * width)
-                // of what is beyond the last nothing is read
-                copy(tile + (row + i) * STRIDE + at, from, i < left ? 16 : 0);
-        } else {
-            int row = thread() / WIDTH, at = thread() % WIDTH;
-#pragma unroll 1
-            for (; row < OTHER; row += THREADS / WIDTH) {
-                bool there = column + at < width && first + row < count;
-                const float *from = start + (long long)(first + row) * width + column + at;
-                copy_one(tile + row * STRIDE + at, there ? from : start, there ? 4 : 0);
-            }
-        }
-    }
-};
-
-// ---- scores
-
-// what the block knows of its head
-struct Setting {
-    Numbers numbers;
-    // scores are sums of fixed points, or of factors
-    bool quick;
-    // of a fixed point
-    float scale, back;
-    int dims;
-};
-
-// The rows of `raw`, 64 columns from `column` on, as the scores want them; two threads have a row.
-template <bool KEYS>
-inline void change(Shared &shared, Tile &tile, const float *raw, int column, const Setting &setting) {
-    int row = thread() / 2, half = thread() % 2;
-    float *to = (KEYS ? tile.key : shared.query) + row * POINTS;
-    float norm = 0;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        // neighbours begin at different banks
-        int at = half * 32 + (i ^ half * 4) * 4;
-        float4 found = *reinterpret_cast<const float4 *>(raw + row * STRIDE + at);
-        float x[4] = {found.x, found.y, found.z, found.w};
-        if constexpr (!STATIONARY) norm += (norm_term(x[0]) + norm_term(x[1])) + (norm_term(x[2]) + norm_term(x[3]));
-        if (ORIGIN && setting.quick) {
-            float4 origin = *reinterpret_cast<const float4 *>(shared.origin + column + at);
-            x[0] -= origin.x, x[1] -= origin.y, x[2] -= origin.z, x[3] -= origin.w;
-        }
-        if constexpr (FIXED) {
-            if (setting.quick)
-#pragma unroll
-                for (int e = 0; e < FIXED_DIMS; ++e) x[e] = __int_as_float(__float2int_rn(x[e] * setting.scale));
-        }
-        if constexpr (KIND == ADD_BUMP) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                x[e] *= setting.numbers.scale;
-                // far from the zeros beyond the last dimension of a query
-                if (KEYS && column + at + e >= setting.dims) x[e] = 4;
-            }
-        }
-        if constexpr (FACTORS) {
-            if (setting.quick) {
-                float *place = to + at / GROUP * NUMBERS, y[8];
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    bool inside = column + at + e < setting.dims;
-                    x[e] *= setting.numbers.rate;
-                    // a dimension beyond the last adds nothing
-                    y[2 * e] = inside ? power_of_two(x[e]) : 0.0f;
-                    y[2 * e + 1] = inside ? power_of_two(-x[e]) : 0.0f;
-                    if (KEYS && !inside) x[e] = infinity();
-                }
-                if (at % GROUP < FACTOR_DIMS) {
-                    float4 *both = reinterpret_cast<float4 *>(place + at % GROUP * 2);
-                    both[0] = {y[0], y[1], y[2], y[3]};
-                    both[1] = {y[4], y[5], y[6], y[7]};
-                } else
-                    *reinterpret_cast<float4 *>(place + 2 * FACTOR_DIMS) = {x[0], x[1], x[2], x[3]};
-                continue;
-            }
-            if (KEYS)
-#pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    if (column + at + e >= setting.dims) x[e] = infinity();
-        }
-        *reinterpret_cast<float4 *>(to + at) = {x[0], x[1], x[2], x[3]};
-    }
-    if constexpr (!STATIONARY) {
-        norm += __shfl_xor_sync(~0u, norm, 1);
-        float &place = (KEYS ? tile.norm : shared.own_norm)[row];
-        if (half == 0) place = column ? place + norm : norm;
-    }
-}
-
-// a thread's place in a tile: of queries g + 8 r, of keys 2 t + 8 s + e
-struct Place {
-    int g = thread() % 32 / 4, t = thread() % 4;
-    int down = thread() / 32 % ROW_WARPS * 32, across = thread() / 32 / ROW_WARPS * 32;
-    int row(int r) const { return down + g + 8 * r; }
-    int column(int j) const { return across + 2 * t + j / 2 * 8 + j % 2; }
-};
-
-// how much of a warp's part of a tile there is: at the ends of a sequence tiles have fewer rows
-struct Part {
-    int rows, keys;
-    bool empty() const { return rows <= 0 || keys <= 0; }
-};
-
-// Own marks are above the other marks that they see; reversed, both change their signs.
-inline int own_mark(int row, int rows, int columns, int each, bool causal, const float *weights) {
-    return REVERSED ? -key_mark(row, rows, weights) : query_mark(row, rows, columns, each, causal);
-}
-inline int other_mark(int row, int rows, int columns, int each, bool causal, const float *weights) {
-    return REVERSED ? -query_mark(row, columns, rows, each, causal) : key_mark(row, columns, weights);
-}
-
-inline int distance_and_sum(float s, float t, int sum) {
-    int result;
-    asm("sad.s32 %0, %1, %2, %3;" : "=r"(result) : "r"(__float_as_int(s)), "r"(__float_as_int(t)), "r"(sum));
-    return result;
-}
-
-// op(r, j, own, other) for N numbers of the rows from `d` on, of 8 R rows and 4 J keys
-template <int N, int R, int J, class Op> inline void pairs_at(const Shared &shared, const Tile &tile, int d, Op op) {
-    struct alignas(4 * N) Vector {
-        float x[N];
-    };
-    Place place;
-    const float *own = shared.query + place.row(0) * POINTS, *other = tile.key + place.column(0) * POINTS;
-    Vector mine[R];
-#pragma unroll
-    for (int r = 0; r < R; ++r) mine[r] = *reinterpret_cast<const Vector *>(own + r * 8 * POINTS + d);
-#pragma unroll
-    for (int j = 0; j < J; ++j) {
-        Vector yours = *reinterpret_cast<const Vector *>(other + (j / 2 * 8 + j % 2) * POINTS + d);
-#pragma unroll
-        for (int r = 0; r < R; ++r) op(r, j, mine[r].x, yours.x);
-    }
-}
-
-// The same for `count` numbers of the rows, N at a time; TIMES that together have fewer waits for shared memory.
-// Numbers beyond the last, up to a multiple of that, add nothing.
-template <int N, int R, int J, int TIMES = 1, class Op>
-inline void pairs(const Shared &shared, const Tile &tile, int count, Op op) {
-#pragma unroll 1
-    for (int d = 0; d < count; d += TIMES * N)
-#pragma unroll
-        for (int i = 0; i < TIMES; ++i) pairs_at<N, R, J>(shared, tile, d + i * N, op);
-}
-
-// sums += what `count` dimensions add
-template <int R, int J> inline void add_terms_of(const Shared &shared, const Tile &tile, int count,
-                                                 const Setting &setting, float (&sums)[4][8]) {
-    if constexpr (FIXED) {
-        if (setting.quick) {
-            int whole[R][J] = {};
-            pairs<4, R, J, 2>(shared, tile, count, [&](int r, int j, const float *own, const float *other) {
-#pragma unroll
-                for (int e = 0; e < FIXED_DIMS; ++e) whole[r][j] = distance_and_sum(own[e], other[e], whole[r][j]);
-                sums[r][j] += fabsf(own[FIXED_DIMS] - other[FIXED_DIMS]);
-            });
-#pragma unroll
-            for (int r = 0; r < R; ++r)
-#pragma unroll
-                for (int j = 0; j < J; ++j) sums[r][j] = fmaf(float(unsigned(whole[r][j])), setting.back, sums[r][j]);
-            return;
-        }
-    }
-    if constexpr (FACTORS) {
-        if (setting.quick) {
-            // e^-|s - t| is e^s e^-t or e^-s e^t, and the other one is not below one: three instructions on one pipe
-            auto product = [&](int r, int j, const float *own, const float *other) {
-#pragma unroll
-                for (int e = 0; e < 4; e += 2)
-                    sums[r][j] =
-                        fmaf(__saturatef(own[e] * other[e + 1]), __saturatef(own[e + 1] * other[e]), sums[r][j]);
-            };
-            if constexpr (ROOMY) {
-                pairs<4, R, J, 2>(shared, tile, 2 * count, product);
-                return;
-            }
-            auto exponential = [&](int r, int j, const float *own, const float *other) {
-                float fresh[4];
-#pragma unroll
-                for (int e = 0; e < 4; ++e) fresh[e] = power_of_two(-fabsf(own[e] - other[e]));
-                sums[r][j] += (fresh[0] + fresh[1]) + (fresh[2] + fresh[3]);
-            };
-#pragma unroll 1
-            for (int d = 0; d < (count + GROUP - 1) / GROUP * NUMBERS; d += NUMBERS) {
-                // in the middle of the others, so that both pipes have work
-#pragma unroll
-                for (int at = 0; at < FACTOR_DIMS; at += 4) pairs_at<4, R, J>(shared, tile, d + at, product);
-                pairs_at<4, R, J>(shared, tile, d + 2 * FACTOR_DIMS, exponential);
-#pragma unroll
-                for (int at = FACTOR_DIMS; at < 2 * FACTOR_DIMS; at += 4)
-                    pairs_at<4, R, J>(shared, tile, d + at, product);
-            }
-            return;
-        }
-    }
-    constexpr int STEP = TABLE ? 1 : 4;
-    pairs<STEP, R, J>(shared, tile, count, [&](int r, int j, const float *own, const float *other) {
-        // a few terms first: fewer additions to a number that is larger than they are
-        float fresh = term_of(own[0], other[0], setting.numbers);
-#pragma unroll
-        for (int e = 1; e < STEP; ++e) fresh += term_of(own[e], other[e], setting.numbers);
-        sums[r][j] += fresh;
-    });
-}
-inline void add_terms(const Shared &shared, const Tile &tile, int count, const Setting &setting, Part part,
-                      float (&sums)[4][8]) {
-    if (part.empty()) return;
-    // one more row than fits into the tiles before is common: the token of a class
-    if (WIDE || (part.rows > 8 && part.keys > 8)) return add_terms_of<4, 8>(shared, tile, count, setting, sums);
-    if (part.rows > 8) return add_terms_of<4, 2>(shared, tile, count, setting, sums);
-    if (part.keys > 8) return add_terms_of<1, 8>(shared, tile, count, setting, sums);
-    add_terms_of<1, 2>(shared, tile, count, setting, sums);
-}
-
-// Scores from the sums of terms, in units of `unit`, zero for pairs that are not seen; of `laplace` the logarithms.
-inline void finish(const Shared &shared, const Tile &tile, const Setting &setting, bool masked, float (&scores)[4][8]) {
-    Place place;
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-        float norm = 0;
-        if constexpr (KIND == ADD_RIESZ) norm = float(EPSILON) * setting.dims * setting.numbers.tau;
-        if (KIND == ADD_RIESZ && setting.quick) norm += shared.own_norm[place.row(r)];
-        if constexpr (KIND == RIESZ) norm = sqrtf(shared.own_norm[place.row(r)]) + float(EPSILON) * setting.numbers.tau;
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-            float &score = scores[r][j];
-            if constexpr (KIND == ADD_RIESZ)
-                score = setting.quick ? norm + tile.norm[place.column(j)] - score : fmaf(2, score, norm);
-            if constexpr (KIND == RIESZ) score = norm + sqrtf(tile.norm[place.column(j)]) - sqrtf(score);
-            if constexpr (KIND == LAPLACE) score = -score / setting.numbers.tau;
-        }
-    }
-    if (masked)
-#pragma unroll
-        for (int r = 0; r < 4; ++r)
-#pragma unroll
-            for (int j = 0; j < 8; ++j)
-                if (tile.mark[place.column(j)] >= shared.own_mark[place.row(r)])
-                    scores[r][j] = KIND == LAPLACE ? -infinity() : 0.0f;
-}
-
-// ---- products with the values
-
-// The largest score of each row as a power of two, of the warp's part of a tile; small rows keep their digits by it.
-// Not below 14, so that both powers made of it are normal numbers.
-inline int exponent_of(float most) {
-    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-    most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-    return max(__float_as_int(most) >> 23, 14);
-}
-
-// Halves have 11 digits, so two of them 22: three products lose hardly more than float32 does. Rows are scaled to what
-// halves can hold, and back as they are added. Tensor cores truncate their sums: these are short.
-inline void add_rows(const Tile &tile, const float (&scores)[4][8], float (&running)[2][8][4]) {
-    Place place;
-    float up[4], down[4];
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-        float most = 0;
-#pragma unroll
-        for (int j = 0; j < 8; ++j) most = fmaxf(most, fabsf(scores[r][j]));
-        int exponent = exponent_of(most);
-        up[r] = __int_as_float((2 * 127 + 13 - exponent) << 23), down[r] = __int_as_float((exponent - 13) << 23);
-    }
-    unsigned large[2][2][4], small[2][2][4];
-#pragma unroll
-    for (int s = 0; s < 2; ++s)
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                int r = 2 * i + e % 2, j = 4 * s + e / 2 * 2;
-                split(scores[r][j] * up[r], scores[r][j + 1] * up[r], large[s][i][e], small[s][i][e]);
-            }
-    const float *from = tile.value + place.column(0) * STRIDE + 4 * place.g;
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-        float fresh[2][2][4] = {};
-#pragma unroll
-        for (int s = 0; s < 2; ++s) {
-            unsigned more[2][2], less[2][2];
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                uint4 both =
-                    *reinterpret_cast<const uint4 *>(from + (s * 16 + c / 2 * 8) * STRIDE + c % 2 * 64 + j * 32);
-                more[j][0] = both.x, more[j][1] = both.y, less[j][0] = both.z, less[j][1] = both.w;
-            }
-#pragma unroll
-            for (int i = 0; i < 2; ++i)
-#pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                    if (!COARSE) multiply_halves(fresh[i][j], large[s][i], less[j]);
-                    if (!COARSE) multiply_halves(fresh[i][j], small[s][i], more[j]);
-                    multiply_halves(fresh[i][j], large[s][i], more[j]);
-                }
-        }
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-#pragma unroll
-            for (int j = 0; j < 2; ++j)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    float &sum = running[i][c * 2 + j][e];
-                    sum = fmaf(fresh[i][j][e], down[2 * i + e / 2], sum);
-                }
-    }
-}
-
-// Values as halves, where they lie: of four keys as a thread of a product has them, two and two of them neighbours, and
-// of every column the large halves and then the small ones. All are multiplied by a power of two where halves could not
-// hold them, or not with all their digits.
-inline void split_values(const Shared &shared, Tile &tile) {
-    float lift = shared.lift;
-    int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = thread() / 32; i < OTHER / 4; i += THREADS / 32) {
-        float *rows = tile.value + (i / 4 * 16 + i % 4 * 2) * STRIDE;
-        float2 x[4];
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-            x[k] = *reinterpret_cast<const float2 *>(rows + (k / 2 * 8 + k % 2) * STRIDE + 2 * lane);
-            if (lift != 1) x[k].x *= lift, x[k].y *= lift;
-        }
-        uint4 words[2];
-        split(x[0].x, x[1].x, words[0].x, words[0].z), split(x[2].x, x[3].x, words[0].y, words[0].w);
-        split(x[0].y, x[1].y, words[1].x, words[1].z), split(x[2].y, x[3].y, words[1].y, words[1].w);
-        // all lanes have read
-        __syncwarp();
-        uint4 *to = reinterpret_cast<uint4 *>(rows + lane / 16 * 8 * STRIDE + lane % 16 * 8);
-        to[0] = words[0], to[1] = words[1];
-    }
-    meet();
-}
-
-// ---- the softmax of `laplace`: a warp keeps the largest logarithm of its part of a row
-
-inline void exponentiate(float (&scores)[4][8], float (&shift)[4], float (&total)[4], float (&running)[CHUNKS][2][8][4],
-                         bool shifted) {
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-        float largest = shift[r];
-#pragma unroll
-        for (int j = 0; j < 8; ++j) largest = fmaxf(largest, scores[r][j]);
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-        if (!shifted) largest = 0;
-        // a row that has seen nothing yet has no scale to change
-        float change = shift[r] == -infinity() ? 0.0f : expf(shift[r] - largest);
-        shift[r] = largest;
-        float from = largest == -infinity() ? 0.0f : largest;
-#pragma unroll
-        for (int j = 0; j < 8; ++j) scores[r][j] = expf(scores[r][j] - from);
-        total[r] *= change;
-        if (__any_sync(~0u, change != 1))
-#pragma unroll
-            for (int chunk = 0; chunk < CHUNKS; ++chunk)
-#pragma unroll
-                for (int j = 0; j < 8; ++j)
-                    running[chunk][r / 2][j][r % 2 * 2] *= change, running[chunk][r / 2][j][r % 2 * 2 + 1] *= change;
-    }
-}
+#include "products.cu"
 
 // ---- the kernel
 
@@ -469,7 +87,7 @@ inline void exponentiate(float (&scores)[4][8], float (&shift)[4], float (&total
 inline void look_at(const Rows &rows, const float *origin, Found &found) {
     int count = rows.count * rows.width;
     if (rows.whole)
-#pragma unroll 4
+#pragma unroll 8
         for (int i = threadIdx.x * 4; i < count; i += ALL * 4) {
             float4 x = *reinterpret_cast<const float4 *>(rows.start + i);
             const float *from = origin + (origin ? i % rows.width : 0);
@@ -536,6 +154,12 @@ inline Setting settle(const Shared &shared, Numbers numbers, int dims) {
         setting.scale = ldexp(1.0f, 24 - exponent);
         setting.back = ldexp(1.0f, exponent - 24);
     }
+    if constexpr (KIND == ADD_BUMP) {
+        setting.quick = dims >= FEWEST_DIMS;
+        // times 2^-125; not as a product, which would become one of every term
+        setting.edge = __int_as_float(__float_as_int(numbers.edge) - (125 << 23));
+        setting.back = 0x1p-24f;
+    }
     // not `>`, which is false for a NaN
     if constexpr (FACTORS) setting.quick = shared.reach * numbers.rate <= REACH;
     return setting;
@@ -574,8 +198,8 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
     __syncthreads();
     Setting setting = settle(shared, Numbers(bandwidth ? bandwidth[p] : float(tau), table, count), dims);
     if (threadIdx.x < 32) {
-        int least = min(shared.own_mark[threadIdx.x], shared.own_mark[threadIdx.x + 32]);
-        int most = max(shared.own_mark[threadIdx.x], shared.own_mark[threadIdx.x + 32]);
+        int least = min(shared.own_mark[threadIdx.x], shared.own_mark[threadIdx.x + OWN - 32]);
+        int most = max(shared.own_mark[threadIdx.x], shared.own_mark[threadIdx.x + OWN - 32]);
         least = __reduce_min_sync(~0u, least), most = __reduce_max_sync(~0u, most);
         if (threadIdx.x == 0) shared.least = least, shared.most = most;
     }
@@ -608,11 +232,11 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
     for (int r = 0; r < 4; ++r) shift[r] = -infinity();
 #pragma unroll 1
     for (int start = begin; start < end; start += GROUPS * OTHER) {
-        float scores[4][8];
+        float scores[4][EACH];
 #pragma unroll
         for (int r = 0; r < 4; ++r)
 #pragma unroll
-            for (int j = 0; j < 8; ++j) scores[r][j] = 0;
+            for (int j = 0; j < EACH; ++j) scores[r][j] = 0;
         int next = start + GROUPS * OTHER;
         Place place;
         Part part{int(rows) - first - place.down, end - start - place.across};
@@ -640,9 +264,13 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
             finish(shared, tile, setting, always || start + OTHER > least, scores);
             if constexpr (KIND == LAPLACE) exponentiate(scores, shift, total, running, normalised);
 #pragma unroll
-            for (int r = 0; r < 4; ++r)
-                total[r] += ((scores[r][0] + scores[r][1]) + (scores[r][2] + scores[r][3])) +
-                            ((scores[r][4] + scores[r][5]) + (scores[r][6] + scores[r][7]));
+            for (int r = 0; r < 4; ++r) {
+                float fresh[EACH / 4];
+#pragma unroll
+                for (int j = 0; j < EACH; j += 4)
+                    fresh[j / 4] = (scores[r][j] + scores[r][j + 1]) + (scores[r][j + 2] + scores[r][j + 3]);
+                total[r] += EACH == 8 ? fresh[0] + fresh[EACH / 4 - 1] : fresh[0];
+            }
         }
         if constexpr (!WIDE) {
             arrive();
@@ -669,8 +297,11 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
 
     // warps that share rows put their parts together
     Place place;
-    int mine = 2 * group() + (place.across != 0);
-    auto part_at = [&](int part) { return part % 2 ? shared.tiles[part / 2].raw : shared.tiles[part / 2].value; };
+    int mine = KEY_WARPS * group() + place.across / (4 * EACH);
+    auto part_at = [&](int part) {
+        Tile &tile = shared.tiles[part / KEY_WARPS];
+        return (part % 2 ? tile.raw : tile.value) + part % KEY_WARPS / 2 * OWN * STRIDE;
+    };
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
