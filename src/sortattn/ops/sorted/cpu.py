@@ -43,12 +43,9 @@ def groups(query: Tensor, key: Tensor, value: Tensor, terms: Terms, *, backward:
 
 
 def unsorted(points: Tensor, kept: bool) -> Points:
-    """Points whose argsort is still to be found; if it is not `kept`, there is room for the columns sorted together."""
-    from . import drive
-
+    """Points whose argsort is still to be found, and if it is not `kept` has no rows."""
     problems, count, dims = points.shape
-    rows = dims if kept else min(dims, drive.COLUMNS)
-    return Points(points, lent.empty((problems, rows, count), torch.int32))
+    return Points(points, lent.empty((problems, dims if kept else 0, count), torch.int32))
 
 
 def sort(points: Tensor) -> Tensor:

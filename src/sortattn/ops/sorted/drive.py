@@ -104,12 +104,14 @@ def _entries(version: str):
         """Walk along dimensions `start ... stop - 1` of one head, for one block of channels.
 
         `source_points (N, D)` with their argsort `source_order (D, N)`, targets alike; `mirrored` negates all
-        coordinates, which is how a kernel sum is transposed; `unsorted` has the argsorts written, not read, and where
-        they have COLUMNS rows only, written over. `rows`, `extra`, `out` and `out_extra` are as in `walk`; `products`,
-        if not None, is `(stop - start, M)`. `opposite` is the profile of the negative half of a folded line.
+        coordinates, which is how a kernel sum is transposed; `unsorted` has the argsorts written, not read; without
+        rows they are not kept. `rows`, `extra`, `out` and `out_extra` are as in `walk`; `products`, if not None, is
+        `(stop - start, M)`. `opposite` is the profile of the negative half of a folded line.
         """
         version  # noqa: B018
         count, number = source_points.shape[0], target_points.shape[0]
+        if unsorted and source_order.shape[0] == 0:
+            source_order, target_order = np.empty((COLUMNS, count), np.int32), np.empty((COLUMNS, number), np.int32)
         powers, number_of_sums = value_of(depth), value_of(terms)
         columns = np.empty((COLUMNS, max(count, number) + COLUMNS), rows.dtype)
         source_lines = np.empty((COLUMNS, count + COLUMNS), rows.dtype)
