@@ -104,8 +104,8 @@ def _entries(version: str):
         """Walk along dimensions `start ... stop - 1` of one head, for one block of channels.
 
         `source_points (N, D)` with their argsort `source_order (D, N)`, targets alike; `mirrored` negates all
-        coordinates, which is how a kernel sum is transposed; `unsorted` has the argsorts written, not read; if they have
-        no rows they are not kept. `rows`, `extra`, `out` and `out_extra` are as in `walk`; `products`, if not None, is
+        coordinates, which is how a kernel sum is transposed; `unsorted` has the argsorts written, not read; without
+        rows they are not kept. `rows`, `extra`, `out` and `out_extra` are as in `walk`; `products`, if not None, is
         `(stop - start, M)`. `opposite` is the profile of the negative half of a folded line.
         """
         version  # noqa: B018
