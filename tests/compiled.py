@@ -15,6 +15,8 @@ KERNELS = {
     "matrix": ("matrix_kernel",),
     "transform": ("transform_kernel",),
     "read": ("read_kernel",),
+    "walk": ("largest_kernel", "bends_kernel", "walk_kernel", "levels_kernel"),
+    "near": ("near_kernel",),
     "slopes": ("reference_kernel", "prepare_kernel"),
     "steep": ("steep_kernel", "tilt_kernel"),
 }

@@ -278,6 +278,24 @@ def played():
         assert len(launched) == 16
 
 
+def played_rounds():
+    """The same of causal calls, of which the heads are taken in rounds: if these are alike, they are played too."""
+    draws = [draw(Shape((8,), 18, 18, 2, 4), torch.float16, seed=seed) for seed in range(3)]
+    gpu_causal.CHUNK = 16
+
+    def call(points):
+        return sortattn.kernel_attention(*points, "add_riesz", is_causal=True, backend="grid:8")
+
+    wanted = call(draws[2])
+    gpu_causal.rounds = lambda *_: (slice(0, 4), slice(4, 8))
+    with compiled.stand_ins() as launched:
+        for points in draws[:2]:
+            call(points)
+        assert not launched
+        assert torch.equal(call(draws[2]), wanted)
+        assert len(launched) == 21
+
+
 def played_gradients():
     """The same of calls with gradients: the forward pass with all that it keeps, and the backward pass."""
     draws = [draw(Shape((1,), 12, 14, 3, 5), torch.float16, seed=seed) for seed in range(3)]
@@ -324,6 +342,7 @@ CHECKS = {
         matrix,
         causal,
         played,
+        played_rounds,
         played_gradients,
     )
 }

@@ -113,3 +113,7 @@ def test_a_call_that_is_played_again_gives_the_same_bits(interpret):
 
 def test_gradients_of_a_call_that_is_played_again_are_the_same_bits(interpret):
     interpret("played_gradients")
+
+
+def test_causal_calls_of_several_rounds_are_played_too(interpret):
+    interpret("played_rounds")

@@ -66,7 +66,7 @@ def forward(
     out = empty(problems, rows, channels, dtype=value.dtype, device=value.device)
     totals = empty(problems, rows, device=query.device)
     for some in rounds(problems, workspace(grid, value, rows), query, key, value):
-        part = grid.some(some)
+        part = grid.some(some, alike=True)
         inputs = (query, key, value, weight, phi, phi_largest)
         queries, keys, values, counted, between, largest = (of_heads(one, some) for one in inputs)
         places = locate(part, keys, counted, grid.place_type, grid.line_type)
