@@ -1,0 +1,142 @@
+"""Every CUDA kernel of a small run under compute-sanitizer: no bad access, no race, no read of what nobody has written.
+
+    PYTHONPATH=src:. python tests/sanitize.py [--tools memcheck racecheck initcheck] [parts ...]
+
+Parts are the functions below. Each runs once without the tool, so that its kernels are compiled and on disk, and then
+under every tool, with an allocation for every tensor (`PYTORCH_NO_CUDA_MEMORY_CACHING`), as a tool sees nothing within
+the large ones that torch makes otherwise. The exit status is that of all of them together.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+
+import torch
+
+import sortattn
+
+TOOLS = ("memcheck", "racecheck", "initcheck")
+SPLINE = sortattn.Spline(nodes=[-1.5, -0.5, 0.75], slopes=[0.0, 1.0, -0.5, 0.0], jumps=[0.5, 0.0, -0.25])
+MATERN = sortattn.PolynomialExponential([1.0, 1.0, 1 / 3])
+NAMED = ("add_riesz", "add_laplace", "add_bump")
+
+
+def points(heads=2, queries=150, keys=170, dims=64, channels=64, dtype=torch.float32, **options):
+    """Queries, keys and values with many ties, some at zero."""
+    torch.manual_seed(1)
+    shapes = ((queries, dims), (keys, dims), (keys, channels))
+    parts = [torch.randn(1, heads, *shape) for shape in shapes]
+    for part in parts[:2]:
+        part[:, :, ::3] = part[:, :, ::3].mul(2).round().div(2)
+    return [part.to("cuda", dtype).requires_grad_(**options) for part in parts]
+
+
+def call(kernel, backend, *given, **options) -> None:
+    """Forward and, if anything asks for it, backward."""
+    out = sortattn.kernel_attention(*given, kernel, backend=backend, **options)
+    if out.requires_grad:
+        out.backward(torch.ones_like(out))
+    assert kernel not in NAMED or out.isfinite().all()
+
+
+def relays():
+    """Whole tracks: there must be two for every multiprocessor."""
+    tracks = torch.cuda.get_device_properties(0).multi_processor_count
+    call("add_riesz", "sorted", *points(heads=-(-tracks // 64)))
+    call("add_riesz", "sorted", *points(heads=-(-tracks // 64), queries=40, channels=20))
+
+
+def walks():
+    """Those that begin in the middle, with few tracks, and in order."""
+    for kernel in (*NAMED, SPLINE, MATERN):
+        given = points(heads=1, queries=700, keys=600, dims=3, channels=8)
+        call(kernel, "sorted", *given, key_mask=torch.arange(600, device="cuda") % 7 != 0)
+    call("add_bump", "sorted", *points(heads=1, dims=2, channels=40, dtype=torch.float64))
+    torch.use_deterministic_algorithms(True)
+    call("add_bump", "sorted", *points(heads=1, dims=2, channels=40))
+
+
+def long_lines():
+    """Sorts that have to split and to merge."""
+    for step in (0.0, 1.0):
+        given = points(heads=1, queries=18_000, keys=17_000, dims=2, channels=4, requires_grad=False)
+        if step:
+            given[0].div_(step).round_()
+        call("add_riesz", "sorted", *given)
+
+
+def classes():
+    """Classes of equal coordinates, which have kernels of their own."""
+    from sortattn.ops.sorted import classes
+
+    for dtype in (torch.bfloat16, torch.float16):
+        classes.LEAST[dtype] = 1
+        for kernel in (*NAMED, MATERN):
+            call(kernel, "sorted", *points(dims=4, dtype=dtype, requires_grad=False))
+            given = points(dims=4, channels=8, dtype=dtype, requires_grad=False)
+            call(kernel, "sorted", *given, key_mask=torch.arange(170, device="cuda") % 7 != 0)
+
+
+def tiles():
+    """Tiles, whole and short last ones."""
+    for kernel in (*NAMED, SPLINE, MATERN, "laplace", "riesz"):
+        call(kernel, "tiled", *points(heads=1))
+        call(kernel, "tiled", *points(heads=1, queries=130, keys=130, dims=20, channels=12), is_causal=True)
+    call("add_laplace", "tiled", *points(heads=1, dtype=torch.float16))
+    call("add_bump", "tiled", *points(heads=1, dims=70, channels=70))
+    call("riesz", "tiled", *points(heads=1, queries=40, keys=70, dims=8, channels=8, dtype=torch.float64))
+
+
+def short_sequences():
+    """Up to 96 rows."""
+    for kernel in NAMED:
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            call(kernel, "tiled", *points(queries=65, keys=70, dtype=dtype))
+
+
+def grids():
+    """The grid, in Triton."""
+    for kernel in NAMED:
+        for dtype in (torch.float32, torch.float16):
+            call(kernel, "grid", *points(queries=300, keys=280, dtype=dtype))
+
+
+PARTS = {part.__name__: part for part in (relays, walks, long_lines, classes, tiles, short_sequences, grids)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("parts", nargs="*", default=list(PARTS))
+    parser.add_argument("--tools", nargs="*", default=TOOLS)
+    parser.add_argument("--plain", action="store_true", help="no tool, in this process")
+    options = parser.parse_args()
+    if options.plain:
+        for part in options.parts:
+            PARTS[part]()
+        torch.cuda.synchronize()
+        return 0
+    worst = 0
+    for part in options.parts:
+        command = [sys.executable, __file__, "--plain", part]
+        subprocess.run(command, check=True)
+        for tool in options.tools:
+            start = time.perf_counter()
+            checked = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1", "--print-limit", "3"]
+            if tool == "memcheck":
+                # cuda.bindings asks for functions that a driver need not have
+                checked += ["--report-api-errors", "no"]
+            checked += command
+            environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+            child = subprocess.run(checked, env=environment, capture_output=True, text=True)
+            result = "FAILED" if child.returncode else "clean"
+            print(f"{tool} {part}: {result}, {time.perf_counter() - start:.0f} s", flush=True)
+            if child.returncode:
+                print(child.stdout[-3000:], child.stderr[-2000:], flush=True)
+            worst |= child.returncode
+    return worst
+
+
+if __name__ == "__main__":
+    sys.exit(main())
