@@ -36,7 +36,7 @@ def served(monkeypatch):
     monkeypatch.setattr(classes, "here", lambda query, dtype: dtype in (HALF, BRAIN))
     monkeypatch.setattr(classes, "LEAST", {HALF: 1, BRAIN: 1})
     # blocks of few warps, so that runs are not longer than the sequences of a test
-    monkeypatch.setattr(cuda_classes, "CREW", 3)
+    monkeypatch.setattr(cuda_classes, "crew_of", lambda terms: (3, 2))
     monkeypatch.setattr(cuda_classes, "CELLS", 2)
     return launched
 

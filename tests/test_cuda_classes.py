@@ -77,7 +77,8 @@ def test_a_call_takes_no_more_room_than_it_has(name, shape, monkeypatch):
 
 
 def test_a_walk_that_shared_memory_has_no_room_for_goes_another_way(monkeypatch):
-    monkeypatch.setattr(room, "device", lambda device: room.Device(132, 50 << 20, 99 << 10))
     query, value = (torch.empty(8, 16_384, n, dtype=torch.float16, device="meta") for n in (32, 128))
-    assert cuda_classes.plan(query, value, KERNELS["add_bump"].terms()) is None
-    assert cuda_classes.plan(query, value, KERNELS["add_laplace"].terms()) is not None
+    for shared, served in ((80 << 10, False), (99 << 10, True)):
+        monkeypatch.setattr(room, "device", lambda device, shared=shared: room.Device(132, 50 << 20, shared))
+        for name in ("add_bump", "add_laplace"):
+            assert (cuda_classes.plan(query, value, KERNELS[name].terms()) is not None) == served

@@ -73,9 +73,12 @@ def test_other_types_and_widths_compile(dtype, width, ordered):
 @pytest.mark.parametrize(("width", "passing"), [(32, False), (64, False), (64, True)])
 def test_relays_compile(width, passing, architecture):
     walking = next(all_defines(KERNELS["add_riesz"].terms(), width=width, passing=passing))
-    code = machine_code(cuda_relay.SOURCE, cuda_relay.defines_of(walking, 1 + (width == 64)), architecture)
-    for entry in (b"sum_halves", b"relay"):
-        assert entry in code
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        warps = cuda_relay.warps_of(width, dtype.itemsize)
+        defines = cuda_relay.defines_of(walking, warps, 1 + (width == 64), dtype)
+        code = machine_code(cuda_relay.SOURCE, defines, architecture)
+        for entry in (b"sum_halves", b"fill", b"relay"):
+            assert entry in code
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -92,7 +95,8 @@ def test_walks_of_all_gradients_compile(name, width, passing, architecture):
 @pytest.mark.parametrize(("width", "passing"), [(32, False), (64, False), (64, True)])
 def test_chains_compile(width, passing, architecture):
     *_, walking = all_defines(KERNELS["add_riesz"].terms(), width=width, passing=passing)
-    assert b"chain" in machine_code(cuda_chain.SOURCE, cuda_relay.defines_of(walking, 1 + (width == 64)), architecture)
+    defines = cuda_relay.defines_of(walking, cuda_relay.WARPS, 1 + (width == 64))
+    assert b"chain" in machine_code(cuda_chain.SOURCE, defines, architecture)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -164,8 +168,10 @@ def test_all_that_a_call_of_a_sign_sum_launches_compiles(architecture, dtype, mo
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_sorts_compile(architecture):
-    for threads, items in cuda_sort.SORTERS:
-        assert b"sort_runs" in machine_code(cuda_sort.SOURCE, (("THREADS", threads), ("ITEMS", items)), architecture)
+    for sorter in cuda_sort.SORTERS:
+        assert b"sort_runs" in machine_code(cuda_sort.SOURCE, cuda_sort._defines(*sorter, torch.float32), architecture)
+    for dtype in (torch.float16, torch.bfloat16):
+        assert b"sort_runs" in machine_code(cuda_sort.SOURCE, cuda_sort._defines(*sorter, dtype), architecture)
 
 
 @pytest.mark.parametrize("name", KERNELS)

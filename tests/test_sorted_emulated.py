@@ -11,7 +11,19 @@ import torch
 
 import sortattn
 from sortattn.cuda import launch
-from sortattn.ops.sorted import api, cuda, cuda_chain, cuda_trade, cuda_walk, quotient, room, sign
+from sortattn.ops.sorted import (
+    api,
+    backend,
+    classes,
+    cuda,
+    cuda_chain,
+    cuda_sort,
+    cuda_trade,
+    cuda_walk,
+    quotient,
+    room,
+    sign,
+)
 from sortattn.ops.sorted.quotient import _SOURCE as QUOTIENT
 from sortattn.ops.sorted.tracks import tracks_of
 
@@ -37,7 +49,7 @@ def emulated(monkeypatch):
     monkeypatch.setattr(launch, "Kernel", EmulatedKernel)
     monkeypatch.setattr(room, "device", lambda device: room.Device(1, 50 << 20, 227 << 10))
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    for user in (api, sign):
+    for user in (api, backend, sign):
         monkeypatch.setattr(user, "walker", lambda device: cuda)
     return cuda
 
@@ -143,6 +155,45 @@ def test_rows_of_a_single_node_are_read_once(kind, emulated, monkeypatch):
     assert (output - expected).norm() < 1e-6 * expected.norm()
     assert {"sum_halves", "relay"} <= set(entries)
     assert "summarise" not in entries
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("channels", [20, 64, 100])
+def test_rows_of_16_bits_are_walked_as_they_are(channels, dtype, emulated, monkeypatch):
+    """With masked keys, groups of heads, ties and zeros; what is no number stays in its head."""
+    entries = []
+    monkeypatch.setattr(launch, "Kernel", listing(entries))
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    monkeypatch.setattr(classes, "here", lambda query, dtype: dtype.itemsize == 2)
+    query, key, value = (part.to(dtype) for part in points("normal", 4, 150, 300, 2, channels))
+    query, key, value = query[None], key[None, ::2], value[None, ::2]
+    key[..., ::5, :], query[..., 3, :] = 0.0, 0.0
+    options = {"key_mask": torch.rand(1, 300, generator=torch.Generator().manual_seed(4)) < 0.7, "enable_gqa": True}
+    output = sortattn.kernel_attention(query, key, value, "add_riesz", backend="sorted", **options)
+    wide = [part.double() for part in (query, key, value)]
+    expected = sortattn.kernel_attention(*wide, "add_riesz", backend="reference", **options)
+    assert output.dtype == dtype
+    # nothing but the result is rounded
+    assert (output - expected).norm() <= (expected.to(dtype) - expected).norm() + 1e-6 * expected.norm()
+    assert {"sum_halves", "relay"} <= set(entries)
+    query[0, 1, 7, 1] = float("inf")
+    spoilt = sortattn.kernel_attention(query, key, value, "add_riesz", backend="sorted", **options)
+    assert spoilt[0, 1].isnan().all()
+    assert spoilt[0, [0, 2, 3]].equal(output[0, [0, 2, 3]])
+
+
+@pytest.mark.parametrize("length", [40, 700], ids=["short", "long"])
+def test_what_is_no_number_is_found_where_it_is_sorted(length, emulated, monkeypatch):
+    """In queries, keys or values, of lines that are sorted at once or in stretches."""
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    monkeypatch.setattr(cuda_sort, "_sorter", lambda count, shared: (256, 1))
+    given = points("normal", 4, length, length + 9, 2, 8)
+    expected = sortattn.kernel_attention(*given, "add_laplace", backend="sorted")
+    (query, key, value), number = given, float("nan")
+    query[1, length - 1, 1], key[2, 4, 0], value[3, 5, 6] = number, -float("inf"), number
+    output = sortattn.kernel_attention(query, key, value, "add_laplace", backend="sorted")
+    assert output[1:].isnan().all()
+    assert output[0].equal(expected[0])
 
 
 @pytest.mark.parametrize("kind", ["normal", "ties", "zeros", "one sided", "apart", "alike"])
@@ -397,7 +448,7 @@ def test_quotients_match_what_the_operators_do_on_a_cpu(floor):
     unfit = torch.zeros(problems, group, dtype=torch.int32)
     defines = (("REAL", "double"),)
     EmulatedKernel(QUOTIENT, "look", defines)(
-        (problems * (group + 2) * 3,), 256, query, key, value, unfit, rows * 4, 7 * 4, 7 * 4, group, 3
+        (problems * (group + 2) * 3,), 256, query, key, value, unfit, rows * 4, 7 * 4, 7 * 4, group, 3, 0
     )
     assert torch.equal(unfit != 0, quotient.unfit(query, key, value, group) != 0)
     assert (unfit != 0).tolist() == [[False, False], [False, True], [True, True]]
@@ -409,10 +460,11 @@ def test_quotients_match_what_the_operators_do_on_a_cpu(floor):
     total[0, 0], total[0, 1] = 0.0, 1e-310
     number, found = problems * group * rows, torch.empty_like(sums)
     blocks = (math.ceil(number / 8),)
-    EmulatedKernel(QUOTIENT, "divide", defines)(
-        blocks, 256, sums, total, unfit, found, number, rows, channels, channels, floor
-    )
-    torch.testing.assert_close(found, quotient.quotient(sums, total, unfit, floor), equal_nan=True)
+    for lanes in (16, 32):
+        EmulatedKernel(QUOTIENT, "divide", defines)(
+            blocks, 256, sums, total, unfit, found.zero_(), number, rows, channels, channels, lanes, floor
+        )
+        torch.testing.assert_close(found, quotient.quotient(sums, total, unfit, floor), equal_nan=True)
     by_sums, by_total = torch.empty_like(sums), torch.empty_like(total)
     EmulatedKernel(QUOTIENT, "divide_backward", defines)(
         blocks, 256, grad, sums, total, unfit, by_sums, by_total, number, rows, channels, floor

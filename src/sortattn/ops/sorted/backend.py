@@ -11,6 +11,7 @@ from ...validation import Problem
 from ..direct import plain
 from . import classes
 from .api import sided_sum_directly
+from .lines import walker
 from .quotient import _unfit, quotient_directly, unfit
 from .separable import collect, spread
 
@@ -30,8 +31,17 @@ def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
 
 def attention(problem: Problem, kernel: SidedKernel) -> Tensor:
     """Normalised kernel sums, `(P, M, C)`."""
-    if classes.serves(problem, kernel):
-        return classes.attention(problem, kernel)
+    if classes.simple(problem, kernel):
+        terms = classes.terms_of(kernel)
+        if classes.serves(problem, terms):
+            return classes.attention(problem, terms, kernel.floor)
+        walk = walker(problem.query.device.type)
+        # kernels with a separable part have none of these
+        if hasattr(walk, "attention") and (terms.compact or terms.rate or terms.folded):
+            narrow = classes.walks(problem, terms)
+            return classes.attention(
+                problem.as_given() if narrow else problem.widened(), terms, kernel.floor, walk.attention
+            )
     problem = problem.widened()
     sums, total = _sums(problem, kernel)
     points = problem.query.detach(), problem.key.detach(), problem.value.detach()

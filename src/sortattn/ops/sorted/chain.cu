@@ -45,14 +45,14 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
           const real *values, const real *weights, const real *grads, const real *grad_extra, const double *table,
           const double *taus, double tau, const real *key_totals, const real *query_totals, index_t key_chunks,
           index_t query_chunks, real *by_value, real *by_weight, real *by_key, real *by_query, int *tied, index_t heads,
-          index_t sides, index_t count, index_t number, index_t dims, index_t mirrored, index_t negated,
-          index_t length) {
+          index_t sides, index_t count, index_t number, index_t dims, index_t mirrored, index_t negated, index_t length,
+          index_t first) {
     extern __shared__ __align__(16) char shared[];
     __shared__ Baton baton;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Station &mine = reinterpret_cast<Station *>(shared)[warp];
     index_t channels = blockIdx.y, d = blockIdx.x % dims, side_number = blockIdx.x / dims % sides,
-            p = blockIdx.x / dims / sides;
+            p = first + blockIdx.x / dims / sides;
     bool flipped = mirrored >> side_number & 1, negative = negated >> side_number & 1;
     Side side;
     side.read(table + side_number * TABLE, taus ? taus[p] : tau, false);
@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
     int everything = keys.count + queries.count, stretches = (everything + 31) / 32;
     // where the keys of the next stretches of this warp begin, found lane by lane
     int found = 0;
-    tied += (blockIdx.y * index_t(gridDim.x) + blockIdx.x) * ((count + number + length - 1) / length);
+    tied += ((blockIdx.y * heads + first) * sides * dims + blockIdx.x) * ((count + number + length - 1) / length);
     for (int stretch = warp; stretch < stretches; stretch += CREW) {
         int turn = stretch / CREW, taken = min(32, everything - stretch * 32);
         if (turn % 32 == 0) {

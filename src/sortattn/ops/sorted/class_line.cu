@@ -7,6 +7,8 @@
 #include "half.cu"
 #include "track.cu"
 
+#include "packed.cu"
+
 static_assert(sizeof(real) == 4 && !BOTH && !HALVES && ADDED && !SLOPES, "sums of what is below");
 
 // Sums in shared memory.
@@ -31,33 +33,6 @@ template <typename T> struct Shelf {
         }
     }
 };
-
-// a row of values, or of the table, of a lane
-#if VEC == 1
-struct Packed {
-    half_t at;
-
-    __device__ Row row() const { return {widen(at)}; }
-    __device__ static Packed of(const Row &row) { return {half_t(narrow(row.at[0], real(0)))}; }
-};
-#else
-struct alignas(2 * VEC) Packed {
-    unsigned at[VEC / 2];
-
-    __device__ Row row() const {
-        Row row;
-#pragma unroll
-        for (int c = 0; c < VEC; c += 2) widen(at[c / 2], row.at[c], row.at[c + 1]);
-        return row;
-    }
-    __device__ static Packed of(const Row &row) {
-        Packed packed;
-#pragma unroll
-        for (int c = 0; c < VEC; c += 2) packed.at[c / 2] = narrow(row.at[c], row.at[c + 1]);
-        return packed;
-    }
-};
-#endif
 
 // The classes of a line.
 struct Classes {

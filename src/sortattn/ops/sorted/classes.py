@@ -5,10 +5,13 @@
 same 16 bits on the way, so a result may be off by up to 1.7 times as much as by its own rounding.
 """
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from ...kernels import SidedKernel, Terms
+from ...kernels import KERNELS, SidedKernel, Terms
 from ...validation import Problem
 from ..direct import plain
 
@@ -17,41 +20,70 @@ from ..direct import plain
 LEAST = {torch.bfloat16: 16_384, torch.float16: 32_768}
 
 
+def terms_of(kernel: SidedKernel) -> Terms:
+    """Its terms; those that everybody has are made once, as next to a short call that takes its time."""
+    return _terms(kernel.name) if KERNELS.get(kernel.name) is kernel else kernel.terms()
+
+
+@functools.lru_cache(maxsize=64)
+def _terms(name: str) -> Terms:
+    return KERNELS[name].terms()
+
+
 def here(query: Tensor, dtype: torch.dtype) -> bool:
     """Whether there is such a way for these points of a caller's type."""
     return query.is_cuda and dtype in LEAST
 
 
-def serves(problem: Problem, kernel: SidedKernel) -> bool:
-    """Whether this call goes that way: eager, without gradients, with a kernel without jumps that is never negative."""
-    given = (problem.query, problem.key, problem.value)
-    if not (here(problem.query, problem.dtype) and plain(*given) and all(part.numel() for part in given)):
+def serves(problem: Problem, terms: Terms) -> bool:
+    """Whether a simple call goes that way: with a kernel without jumps that is never negative."""
+    if not here(problem.query, problem.dtype):
         return False
     if min(problem.query.shape[1], problem.key.shape[1]) < LEAST[problem.dtype]:
-        return False
-    # the order of equal keys is not fixed
-    if torch.are_deterministic_algorithms_enabled() or len(kernel.parts()) > 1:
-        return False
-    terms = kernel.terms()
-    learned = (*given, problem.bandwidth, terms.below)
-    if torch.is_grad_enabled() and any(part.requires_grad for part in learned if isinstance(part, Tensor)):
         return False
     from .cuda_classes import plan
 
     return _is_mean(terms) and plan(problem.query, problem.value, terms) is not None
 
 
-def attention(problem: Problem, kernel: SidedKernel) -> Tensor:
-    """Normalised kernel sums, `(P, M, C)`, of a call that goes this way."""
-    from . import cuda_classes
+def walks(problem: Problem, terms: Terms) -> bool:
+    """Whether a simple call has its points sorted one by one, and rows of 16 bits walked as they are, see relay.cu."""
+    if not here(problem.query, problem.dtype):
+        return False
+    from . import cuda_relay, cuda_walk, room
+    from .tracks import tracks_of
 
-    problem, bandwidth = problem.as_given(), problem.bandwidth
-    if isinstance(bandwidth, Tensor):
-        bandwidth = bandwidth.to(torch.float64).reshape(-1)
-    return cuda_classes.attention(
-        problem.query, problem.key, problem.value, problem.weight, kernel.terms(), bandwidth, problem.group,
-        kernel.floor,
-    )  # fmt: skip
+    width = cuda_walk.width_of(problem.value.shape[2], problem.dtype)
+    return cuda_relay.takes(tracks_of(terms, False), width, 2, room.device(problem.query.device).shared)
+
+
+def simple(problem: Problem, kernel: SidedKernel) -> bool:
+    """Whether a call is eager and has no gradients, nor results in an order that is fixed, nor kernels in parts."""
+    given = (problem.query, problem.key, problem.value)
+    if not (plain(*given) and all(part.numel() for part in given)):
+        return False
+    # the order of equal keys is not fixed
+    if torch.are_deterministic_algorithms_enabled() or len(kernel.parts()) > 1:
+        return False
+    learned = (*given, problem.bandwidth, terms_of(kernel).below)
+    return not (torch.is_grad_enabled() and any(part.requires_grad for part in learned if isinstance(part, Tensor)))
+
+
+def attention(problem: Problem, terms: Terms, floor: float, way: Callable[..., Tensor] | None = None) -> Tensor:
+    """Normalised kernel sums, `(P, M, C)`, of a simple call: that goes this way, or another one."""
+    if way is None:
+        from .cuda_classes import attention as way
+
+        problem = problem.as_given()
+    bandwidth = problem.bandwidth
+    given = (problem.query, problem.key, problem.value, problem.weight, terms)
+    if not isinstance(bandwidth, Tensor):
+        return way(*given, bandwidth, problem.group, floor)
+    # the head of a NaN or an infinity is NaN, and a walk needs a number
+    bandwidth = bandwidth.to(torch.float64).reshape(-1)
+    finite = bandwidth.isfinite()
+    rows = way(*given, torch.where(finite, bandwidth, 1.0), problem.group, floor)
+    return torch.where(finite[:, None, None], rows, torch.nan)
 
 
 def _is_mean(terms: Terms) -> bool:

@@ -1,16 +1,20 @@
 """The sorted backend on NVIDIA GPUs: what the operators ask for, by groups of heads."""
 
+import functools
 import math
 
 import torch
 from torch import Tensor
 
+from ...cuda import launch
 from ...kernels import Terms
+from ...validation import working_type
 from . import cuda_mutual, cuda_trade, room
-from .cuda_sort import Lines, sort_lines
+from .cuda_sort import Lines, sort_both, sort_lines
 from .cuda_walk import Walk, width_of
 from .lines import Bandwidth
-from .tracks import tracks_of
+from .quotient import _unfit, divide_on_gpu, look_at
+from .tracks import Tracks, tracks_of
 
 # weights may be None, for ones, and a bandwidth for all heads a number
 WANTS_TENSORS = False
@@ -32,22 +36,32 @@ def groups(
     Where these leave little of it, as with many queries and few keys, a group still has its share. Sums that are not
     `kept` for a backward pass become the output.
     """
-    (problems, rows, dims), (_, columns, channels) = query.shape, value.shape
-    size, tracks, width = query.element_size(), tracks_of(terms, False), width_of(channels, query.dtype)
+    return _groups(
+        query.shape, value.shape, working_type(query.dtype), tracks_of(terms, False), backward, kept, room.WORKSPACE
+    )
+
+
+# next to a short call it takes its time
+@functools.lru_cache(maxsize=256)
+def _groups(
+    points: torch.Size, values: torch.Size, dtype: torch.dtype, tracks: Tracks, backward: bool, kept: bool, least: int
+) -> list[slice]:
+    (problems, rows, dims), (_, columns, channels) = points, values
+    size, width = dtype.itemsize, width_of(channels, dtype)
     stride = math.ceil(channels / width) * width
     lines = (rows + columns) * dims * (4 + size)
     # those of both kinds, if all gradients are walked together
-    together = backward and cuda_mutual.serves(tracks, query.dtype)
+    together = backward and cuda_mutual.serves(tracks, dtype)
     sources = rows + columns if together else max(rows, columns) if backward else columns
     moments = size * tracks.number * tracks.moments(sources, dims, width, stride)
-    if backward and cuda_trade.serves(tracks, query.dtype):
+    if backward and cuda_trade.serves(tracks, dtype):
         moments += size * cuda_trade.totals_of(columns, dims, width, stride)
     # rows are copied where warps take more channels than there are
     copies = (stride > channels) * (rows + 2 * columns if backward else rows + columns)
     inputs = problems * ((rows + columns) * dims + columns * channels) * size
     sums = kept * problems * rows * (channels + 1) * size
     # less what is small and what an allocator adds
-    left = max(max(room.WORKSPACE, inputs * 15 // 16) - sums, room.WORKSPACE // 4)
+    left = max(max(least, inputs * 15 // 16) - sums, least // 4)
     return room.groups(problems, lines + moments + copies * stride * size, left)
 
 
@@ -55,17 +69,69 @@ def forward(
     query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, terms: Terms, bandwidth: Bandwidth, kept: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The sums of values and of weights for all queries, see `cpu.forward`, and no argsorts."""
-    sums, total = query.new_empty(*query.shape[:2], value.shape[2]), query.new_empty(query.shape[:2])
-    for some in groups(query, key, value, terms, kept=kept):
+    sums = _sums(query, key, value, weight, terms, bandwidth, kept)
+    nothing = (query.new_empty(query.shape[0], query.shape[2], 0, dtype=torch.int32) for _ in range(2))
+    return *sums, *nothing
+
+
+def _sums(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor | None,
+    terms: Terms,
+    bandwidth: Bandwidth,
+    kept: bool,
+    unfit: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """What is no finite number among queries and keys is counted in `unfit (P, group)`, but for float64."""
+    parts = groups(query, key, value, terms, kept=kept)
+    # at once, so that the GPU is busy while the host goes on
+    lines = sort_both(key, query, unfit) if len(parts) == 1 else None
+    dtype, (problems, rows, _) = working_type(query.dtype), query.shape
+    sums = torch.empty(problems, rows, value.shape[2], dtype=dtype, device=query.device)
+    total = torch.empty(problems, rows, dtype=dtype, device=query.device)
+    if lines:
+        return scatter(*lines, value, weight, terms, bandwidth, False, into=(sums, total))
+    for some in parts:
+        looked = None if unfit is None else unfit[some]
         extra = None if weight is None else weight[some]
         tau = bandwidth if isinstance(bandwidth, float) else bandwidth[some]
         # without a name they are gone before the next group is sorted
         scatter(
-            sort_lines(key[some]), sort_lines(query[some]), value[some], extra, terms, tau, False,
+            *sort_both(key[some], query[some], looked), value[some], extra, terms, tau, False,
             into=(sums[some], total[some]),
         )  # fmt: skip
-    nothing = (query.new_empty(query.shape[0], query.shape[2], 0, dtype=torch.int32) for _ in range(2))
-    return sums, total, *nothing
+    return sums, total
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weight: Tensor | None,
+    terms: Terms,
+    bandwidth: Bandwidth,
+    group: int,
+    floor: float,
+) -> Tensor:
+    """Normalised sums `(P, M, C)` of queries `(P, group * M, D)`, NaN in heads that are not all finite; no gradients.
+
+    All are float32, or of 16 bits where rows are taken as they are.
+    """
+    query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+    if query.dtype == torch.float64:
+        unfit = _unfit(query, key, value, group)
+    else:
+        unfit = torch.zeros(query.shape[0], group, dtype=torch.int32, device=query.device)
+    sums, total = _sums(query, key, value, weight, terms, bandwidth, False, unfit)
+    if query.dtype != torch.float64:
+        look_at(value, unfit)
+    rows = sums if query.dtype == sums.dtype else torch.empty(sums.shape, dtype=query.dtype, device=sums.device)
+    return divide_on_gpu(sums, total, unfit, floor, rows)
+
+
+attention = launch.foreseen(_attention)
 
 
 def scatter(
@@ -82,8 +148,8 @@ def scatter(
     walk = Walk(tracks_of(terms, mirrored), sources, targets, rows, extra, bandwidth)
     if into is None:
         into = walk.empty(walk.number, rows.shape[2]), walk.empty(walk.number)
-    out = walk.begin(terms.constant, *into)
-    walk.run(out, into[1], None, None, None)
+    out = walk.room(into[0])
+    walk.sum(terms.constant, out, into[1])
     _deliver(out, into[0])
     return into
 
@@ -138,7 +204,7 @@ def gradients(
     if not together:
         tracks = tracks_of(terms, mirrored=True, slopes=True)
     walk = Walk(tracks, queries, keys, grad, grad_extra, bandwidth)
-    out = walk.begin(terms.constant, by_value, by_weight)
+    out = walk.begin(terms.constant, walk.room(by_value), by_weight)
     if together:
         there = Walk(tracks, keys, queries, value, weight, bandwidth)
         cuda_mutual.run(there, walk, out, by_weight, by_key.zero_(), by_query.zero_())

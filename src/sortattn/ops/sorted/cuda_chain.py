@@ -7,7 +7,7 @@ from torch import Tensor
 from ...cuda import launch
 from ...cuda.compile import Defines
 from . import room
-from .cuda_relay import WARPS, defines_of, halves_of, teams_of
+from .cuda_relay import WARPS, defines_of, halves_of, rounds_of, teams_of
 from .cuda_walk import Walk
 
 SOURCE = Path(__file__).with_name("chain.cu")
@@ -27,18 +27,20 @@ def serves(keys: Walk) -> bool:
 
 def run(keys: Walk, queries: Walk, walking: Defines, head: int, tied: Tensor, *gradients: Tensor) -> None:
     """Add all gradients, given the walks of either for the other; see `cuda_mutual.run`."""
-    tracks, teams = keys.tracks, teams_of(keys, head)
-    defines = defines_of(walking, teams)
+    tracks, teams = keys.tracks, teams_of(keys, head, WARPS, most=2)
+    defines = defines_of(walking, WARPS, teams)
     # as for a forward pass, which has compiled them
     forward = tuple((name, 0 if name in ("HALVES", "SLOPES") else value) for name, value in defines)
     (key_sums, key_chunks), (query_sums, query_chunks) = (halves_of(walk, forward) for walk in (keys, queries))
-    launch.Kernel(SOURCE, "chain", defines)(
-        (keys.problems * tracks.number * keys.dims, keys.parts), 32 * (WARPS // teams), *keys.sources[:2],
-        *queries.sources[:2], keys.rows, keys.extra, queries.rows, queries.extra, keys.table(tracks), keys.bandwidth,
-        keys.tau, key_sums, query_sums, key_chunks, query_chunks, *gradients, tied, keys.problems, tracks.number,
-        keys.count, keys.number, keys.dims, tracks.mirrored, tracks.negated, RUN,
-        shared=WARPS // teams * _station(keys),
-    )  # fmt: skip
+    chain = launch.Kernel(SOURCE, "chain", defines)
+    for first, heads in rounds_of(keys, head):
+        chain(
+            (heads * tracks.number * keys.dims, keys.parts), 32 * (WARPS // teams), *keys.sources[:2],
+            *queries.sources[:2], keys.rows, keys.extra, queries.rows, queries.extra, keys.table(tracks),
+            keys.bandwidth, keys.tau, key_sums, query_sums, key_chunks, query_chunks, *gradients, tied, keys.problems,
+            tracks.number, keys.count, keys.number, keys.dims, tracks.mirrored, tracks.negated, RUN, first,
+            shared=WARPS // teams * _station(keys),
+        )  # fmt: skip
 
 
 def _station(keys: Walk) -> int:

@@ -25,10 +25,10 @@ _THREADS, _ROOM, _STAGE = 1024, 16 << 10, 16 << 10
 _TILE = 64
 # classes of a block of keys, as in relax.cu
 _KEYS = 32
-# of a block that walks: warps, and cells of a run; rows of values and of sums on their way; blocks of a multiprocessor
-CREW, CELLS, VALUES, RING, RESIDENT = 16, 4, 16, 8, 2
+# of a block that walks: cells of the run of a warp; rows of values and of sums on their way
+CELLS, VALUES, RING = 4, 16, 8
 # of a block that gathers: warps, and queries of each; blocks of a multiprocessor
-WARPS, QUERIES, GATHERING = 8, 16, 2
+WARPS, QUERIES, GATHERING = 4, 16, 4
 # bytes of shared memory that blocks have apart from what is asked for, at most
 _FIXED = 17 << 10
 # channels of a warp, at most; words of values that a block looks at
@@ -157,7 +157,8 @@ def _attend(
     )
     table, extras = empty(capacity, stride, dtype=query.dtype), empty(capacity, dtype=torch.float32)
     rows, row_extras = empty(key_capacity, stride, dtype=query.dtype), empty(key_capacity, dtype=torch.float32)
-    blocks = min(lines, processors * RESIDENT)
+    crew, resident = crew_of(terms)
+    blocks = min(lines, processors * resident)
     tau = bandwidth if isinstance(bandwidth, float) else 0.0
     if terms.rate:
         source, entry = RELAX, "relax"
@@ -169,7 +170,7 @@ def _attend(
     gather = launch.Kernel(GATHER, "gather", (*half, *gathering(width, parts)))
     for i in range(rounds):
         walk(
-            (blocks, parts), 32 * CREW, entries, key_classes, key_counts, key_offsets, classes, counts, offsets, limits,
+            (blocks, parts), 32 * crew, entries, key_classes, key_counts, key_offsets, classes, counts, offsets, limits,
             values, weight, _table(terms, query.device), None if tau else bandwidth, tau, rows, row_extras, special,
             table, extras, i, count, dims, most, key_most, shared=_shared(terms, width),
         )  # fmt: skip
@@ -201,14 +202,19 @@ def _entry(count: int) -> torch.dtype:
     return torch.int64 if count > _SHORT else torch.int32
 
 
+def crew_of(terms: Terms) -> tuple[int, int]:
+    """Warps of a block that walks, and blocks of a multiprocessor; those of exponentials have two walks each."""
+    return (16, 2) if terms.rate else (8, 4) if terms.folded else (6, 4)
+
+
 def walking(terms: Terms, width: int, parts: int) -> Defines:
     """The macros of relax.cu and ascend.cu."""
-    nodes, powers = terms.below.shape
+    (nodes, powers), (crew, resident) = terms.below.shape, crew_of(terms)
     return (
         ("REAL", "float"), ("VEC", width // 32), ("PARTS", parts), ("NODES", nodes), ("POWERS", powers), ("HALVES", 0),
         ("RATE", int(terms.rate > 0)), ("BOTH", 0), ("COMPACT", int(terms.compact)), ("FOLDED", terms.folded),
-        ("PRODUCTS", 0), ("SLOPES", 0), ("ORDERED", 0), ("CHUNK", 8), ("PASSING", 0), ("RESIDENT", RESIDENT),
-        ("WAY", 0), ("CREW", CREW), ("CELLS", CELLS), ("VALUES", VALUES), ("RING", RING),
+        ("PRODUCTS", 0), ("SLOPES", 0), ("ORDERED", 0), ("CHUNK", 8), ("PASSING", 0), ("RESIDENT", resident),
+        ("WAY", 0), ("CREW", crew), ("CELLS", CELLS), ("VALUES", VALUES), ("RING", RING),
     )  # fmt: skip
 
 
@@ -219,14 +225,14 @@ def gathering(width: int, parts: int) -> Defines:
 
 def _shared(terms: Terms, width: int) -> int:
     """The shared memory of a block that walks: stations and shelves, as in relax.cu and ascend.cu."""
-    nodes, powers = terms.below.shape
+    (nodes, powers), (crew, _) = terms.below.shape, crew_of(terms)
     numbers = powers * (width + 1)
     if terms.rate:
         station = _KEYS * 8 * powers + 32 * _whole(8 * powers + 4, 16) + 64 * 4
-        return CREW * _whole(station, 16) + 2 * CREW * CELLS * 4 * numbers
+        return crew * _whole(station, 16) + 2 * crew * CELLS * 4 * numbers
     item = 8 if powers == 1 else _whole(4 * powers + 4, 16)
     station = (32 * nodes + 2 * RING) * item + 32 * _whole(4 * powers + 4, 8) + 64 * 4
-    return CREW * _whole(station, 16) + (CREW * CELLS + 2) * 8 * numbers
+    return crew * _whole(station, 16) + (crew * CELLS + 2) * 8 * numbers
 
 
 def _whole(size: int, unit: int) -> int:

@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from ...cuda import launch
+from ...cuda.compile import Defines
+from ...validation import working_type
 from . import room
+from .lines import narrow
 
 SOURCE = Path(__file__).with_name("sort.cu")
 # threads of a block that sorts and keys of each: small blocks, of which a multiprocessor has several, as a block waits
@@ -18,6 +21,8 @@ SORTERS = ((256, 4), (256, 8), (256, 16), (512, 16), (1024, 16))
 # places that a block merges; lines and points that one splits, and how many of these a thread has at a time; as in
 # sort.cu
 _MERGED, _SPLIT, _SEGMENT, _SOME = 2048, 4, 16384, 4
+# blocks that merge, at most
+_MERGERS = 1024
 # of a long line: keys of a sample for every stretch, and how much shorter than there is room for these are on average,
 # in standard deviations of their length, so that hardly one is too long but for ties; at least so much is filled
 _SAMPLED, _SHORTER, _FILLED = 1600, 4, 0.3
@@ -34,17 +39,33 @@ class Lines(NamedTuple):
     points: Tensor
 
 
-def sort_lines(points: Tensor) -> Lines:
-    """Every dimension of `points (P, N, D)` in order."""
+class Look(NamedTuple):
+    """Where to count what is no finite number: `unfit (P, group)`, by so many points, or zero for all of a group."""
+
+    unfit: Tensor | None = None
+    each: int = 0
+
+    def some(self, heads: slice) -> "Look":
+        return self if self.unfit is None else Look(self.unfit[heads], self.each)
+
+    def arguments(self) -> tuple[Tensor | None, int, int]:
+        return self.unfit, 1 if self.unfit is None else self.unfit.shape[1], self.each
+
+
+_NOWHERE = Look()
+
+
+def sort_lines(points: Tensor, look: Look = _NOWHERE) -> Lines:
+    """Every dimension of `points (P, N, D)` in order; float64 is not looked at."""
     problems, count, dims = points.shape
     order = torch.empty(problems, dims, count, dtype=torch.int32, device=points.device)
-    places = torch.empty(order.shape, dtype=points.dtype, device=points.device)
+    places = torch.empty(order.shape, dtype=working_type(points.dtype), device=points.device)
     # a short line is sorted in shared memory, a long one needs room for its stretches
-    short = points.dtype == torch.float32 and count <= math.prod(_sorter(count, room.device(points.device).shared))
-    each = 0 if short else 4 * points.element_size() * count * dims
-    for some in room.groups(problems, each, max(room.WORKSPACE // 4, points.numel() * points.element_size())):
-        if points.dtype == torch.float32 and points.numel():
-            _launch_sort(points[some], order[some], places[some])
+    short = places.dtype == torch.float32 and count <= math.prod(_sorter(count, room.device(points.device).shared))
+    each = 0 if short else 4 * places.element_size() * count * dims
+    for some in room.groups(problems, each, max(room.WORKSPACE // 4, places.numel() * places.element_size())):
+        if places.dtype == torch.float32 and points.numel():
+            _launch_sort(points[some], order[some], places[some], look.some(some))
             continue
         if points.is_meta:
             continue
@@ -52,6 +73,21 @@ def sort_lines(points: Tensor) -> Lines:
         lines = points[some].nan_to_num(0.0, 0.0, 0.0).add_(0.0).transpose(1, 2).contiguous()
         places[some], order[some] = lines.sort(dim=-1, stable=True)
     return Lines(places, order, points)
+
+
+def sort_both(points: Tensor, others: Tensor, unfit: Tensor | None = None) -> tuple[Lines, Lines]:
+    """The same of two, by one kernel if they are short and alike; the others have shares for every place of a group."""
+    look = Look(unfit, 0 if unfit is None else others.shape[1] // unfit.shape[1])
+    problems, count, dims = points.shape
+    alike = points.shape == others.shape and points.dtype == others.dtype and points.numel()
+    threads, items = _sorter(count, room.device(points.device).shared)
+    if not alike or points.dtype == torch.float64 or count > threads * items:
+        return sort_lines(points, Look(unfit)), sort_lines(others, look)
+    shape = (2, problems, dims, count)
+    order, places = (torch.empty(shape, dtype=dtype, device=points.device) for dtype in _PAIR)
+    with launch.on(points.device):
+        _sort_runs(points, others, order, places, threads, items, look)
+    return Lines(places[0], order[0], points), Lines(places[1], order[1], others)
 
 
 # next to a short call it takes its time
@@ -62,23 +98,36 @@ def _sorter(count: int, shared: int) -> tuple[int, int]:
     return next((sorter for sorter in fitting if count <= math.prod(sorter)), fitting[-1])
 
 
+def _defines(threads: int, items: int, dtype: torch.dtype) -> Defines:
+    return ("THREADS", threads), ("ITEMS", items), *narrow(dtype)
+
+
 def _sort_bytes(threads: int, items: int) -> int:
     """The shared memory of a block that sorts, as in sort.cu."""
     length, warps = threads * items, threads // 32
     return length * 6 + max(length * 2 + threads * 4 + warps * 4, warps * 256 * 2 + (256 + warps) * 4)
 
 
-def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
+def _sort_runs(
+    points: Tensor, others: Tensor | None, order: Tensor, places: Tensor, threads: int, items: int, look: Look
+) -> None:
+    """Short lines, of two if there are others."""
+    heads, count, dims = points.shape
+    launch.Kernel(SOURCE, "sort_runs", _defines(threads, items, points.dtype))(
+        (heads * dims * (1 if others is None else 2),), threads, points, others, order, places, None, count, dims, 1,
+        *look.arguments(), shared=_sort_bytes(threads, items),
+    )  # fmt: skip
+
+
+def _launch_sort(points: Tensor, order: Tensor, places: Tensor, look: Look) -> None:
     heads, count, dims = points.shape
     threads, items = _sorter(count, room.device(points.device).shared)
     length, shared = threads * items, _sort_bytes(threads, items)
     runs = math.ceil(count / length)
-    defines = (("THREADS", threads), ("ITEMS", items))
+    defines = _defines(threads, items, points.dtype)
     with launch.on(points.device):
         if runs == 1:
-            launch.Kernel(SOURCE, "sort_runs", defines)(
-                (heads * dims,), threads, points, order, places, None, count, dims, 1, shared=shared
-            )
+            _sort_runs(points, None, order, places, threads, items, look)
             return
         # for the sake of bitwise equal sums equal keys keep their order, which takes merges where there are many
         stable = int(torch.are_deterministic_algorithms_enabled())
@@ -88,13 +137,14 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
         parts = math.ceil(count / (filled * length))
         shape = (heads, dims, sample.shape[1])
         indices, bounds = (torch.empty(shape, dtype=dtype, device=points.device) for dtype in _PAIR)
-        _launch_sort(sample, indices, bounds)
+        _launch_sort(sample, indices, bounds, _NOWHERE)
         pairs = torch.empty(heads * dims * parts, length, 2, dtype=torch.int32, device=points.device)
         sizes = torch.zeros(heads * dims * parts, dtype=torch.int32, device=points.device)
         done = torch.ones(heads * dims, dtype=torch.int32, device=points.device)
         launch.Kernel(SOURCE, "split", defines)(
             (heads * math.ceil(dims / _SPLIT) * math.ceil(count / _SEGMENT),), threads, points, bounds, pairs, sizes,
-            done, count, dims, parts, sample.shape[1], stable, shared=16 * parts * _SPLIT + 8 * threads * _SOME,
+            done, count, dims, parts, sample.shape[1], stable, *look.arguments(),
+            shared=16 * parts * _SPLIT + 8 * threads * _SOME,
         )  # fmt: skip
         launch.Kernel(SOURCE, "sort_parts", defines)(
             (heads * dims * parts,), threads, pairs, sizes, done, order, places, count, parts, stable, shared=shared
@@ -106,10 +156,20 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor) -> None:
         if math.ceil(math.log2(runs)) % 2:
             here, there = there, here
         launch.Kernel(SOURCE, "sort_runs", defines)(
-            (heads * dims * runs,), threads, points, *here, done, count, dims, runs, shared=shared
+            (heads * dims * runs,),
+            threads,
+            points,
+            None,
+            *here,
+            done,
+            count,
+            dims,
+            runs,
+            *_NOWHERE.arguments(),
+            shared=shared,
         )
         while length < count:
-            grid = (heads * dims * math.ceil(count / _MERGED),)
-            launch.Kernel(SOURCE, "merge_runs", defines)(grid, 256, *here, *there, done, count, length)
+            grid = (min(heads * dims * math.ceil(count / _MERGED), _MERGERS),)
+            launch.Kernel(SOURCE, "merge_runs", defines)(grid, 256, *here, *there, done, heads * dims, count, length)
             here, there = there, here
             length *= 2

@@ -51,7 +51,7 @@ class Walk:
     ):
         self.tracks, self.sources, self.targets = tracks, sources, targets
         self.width = width_of(rows.shape[2], rows.dtype)
-        self.rows, self.extra = self.padded(rows), extra
+        self.rows, self.extra, self.dtype = self.padded(rows), extra, targets.places.dtype
         fixed = isinstance(bandwidth, float)
         self.bandwidth, self.tau = (None, bandwidth) if fixed else (bandwidth.contiguous(), 0.0)
         self.problems, self.count, self.stride = self.rows.shape
@@ -84,13 +84,12 @@ class Walk:
         )  # fmt: skip
         return moments
 
-    def begin(self, constant: float, out: Tensor, out_extra: Tensor) -> Tensor:
-        """Fills what the sums are added to: with zeros, or the kernel's constant for every source and dimension.
+    def room(self, out: Tensor) -> Tensor:
+        """The rows that sums are added to: others than `out`, if these have fewer channels than warps take."""
+        return out if out.shape[2] == self.stride else self.empty(self.number, self.stride)
 
-        Returns the rows, which are others than `out` if these have fewer channels than warps take.
-        """
-        if out.shape[2] != self.stride:
-            out = self.empty(self.number, self.stride)
+    def begin(self, constant: float, out: Tensor, out_extra: Tensor) -> Tensor:
+        """Fills what the sums are added to: with zeros, or the kernel's constant for every source and dimension."""
         # a rehearsal has nothing to sum
         constant *= self.dims * (not out.is_meta)
         if not constant:
@@ -109,7 +108,25 @@ class Walk:
 
     def empty(self, *shape: int) -> Tensor:
         """Room for sums of all heads."""
-        return self.rows.new_empty(self.problems, *shape)
+        return self.rows.new_empty(self.problems, *shape, dtype=self.dtype)
+
+    def sum(self, constant: float, out: Tensor, out_extra: Tensor) -> None:
+        """Fills these with the sums for all targets, and the kernel's constant for every source and dimension."""
+        nothing = not (self.problems and self.number and self.count and self.dims and self.stride)
+        if nothing or torch.are_deterministic_algorithms_enabled() or not cuda_relay.serves(self):
+            self.begin(constant, out, out_extra)
+            self.run(out, out_extra, None, None, None)
+            return
+        with launch.on(self.rows.device):
+            cuda_relay.run(self, self.defines(True, False, False), constant, out, out_extra)
+
+    def defines(self, added: bool, multiplied: bool, ordered: bool) -> Defines:
+        """The macros of a walk."""
+        passing = not self.tracks.compact and self.head() > room.device(self.rows.device).cache
+        return defines_of(
+            self.tracks, self.dtype, self.width, parts=self.parts, added=added, multiplied=multiplied, ordered=ordered,
+            passing=passing,
+        )  # fmt: skip
 
     def run(
         self,
@@ -131,21 +148,9 @@ class Walk:
         length = self.length(self.number, self.head(), tracks, dims, _RESIDENT)
         # a walk of a whole track from its beginning needs no moments, unless sources above count
         whole = length >= self.number and not self.tracks.both
-        defines = defines_of(
-            self.tracks,
-            self.rows.dtype,
-            self.width,
-            parts=self.parts,
-            added=out is not None,
-            multiplied=products is not None,
-            ordered=ordered,
-            passing=not self.tracks.compact and self.head() > room.device(self.rows.device).cache,
-        )
+        defines = self.defines(out is not None, products is not None, ordered)
         outputs = (out, out_extra, others, other_extra, products)
         with launch.on(self.rows.device):
-            if products is None and not ordered and cuda_relay.serves(self):
-                cuda_relay.run(self, defines, out, out_extra)
-                return
             for i in range(self.tracks.number) if ordered else (None,):
                 self._run(i, defines, whole, length, dims, parts, outputs)
 
@@ -165,7 +170,7 @@ class Walk:
 
     def head(self) -> int:
         """Bytes of the rows of one head and one block of channels, which are read and written at random."""
-        return (self.count + self.number) * self.width * self.rows.element_size()
+        return (self.count * self.rows.element_size() + self.number * self.dtype.itemsize) * self.width
 
     def length(self, number: int, head: int, tracks: int, dims: int, resident: int, share: float | None = None) -> int:
         """Of the points of a track, how many have a warp: so many that the GPU is busy and its cache large enough.

@@ -1,6 +1,17 @@
 // From sums to attention: look for what is no number, and divide.
 //
-// Macros: REAL.
+// Macros: REAL and NARROW (points, values and rows have sixteen bits; then also those of half.cu).
+
+#if NARROW
+#include "half.cu"
+typedef half_t given_t;
+__device__ inline bool is_finite(half_t x) { return !unfit_bits(x); }
+__device__ inline half_t narrowed(REAL x) { return half_t(narrow(x, REAL(0))); }
+#else
+typedef REAL given_t;
+__device__ inline bool is_finite(REAL x) { return x - x == REAL(0); }
+__device__ inline REAL narrowed(REAL x) { return x; }
+#endif
 
 typedef REAL real;
 typedef long long index_t;
@@ -18,38 +29,69 @@ __device__ inline real reciprocal(real total, real floor) {
 
 __device__ inline real not_a_number() { return real(__int_as_float(0x7fffffff)); }
 
+// Numbers that are read at a time.
+struct alignas(16) Some {
+    given_t at[16 / sizeof(given_t)];
+};
+struct alignas(16) Four {
+    real at[4];
+};
+struct alignas(4 * sizeof(given_t) < 16 ? 4 * sizeof(given_t) : 16) FourGiven {
+    given_t at[4];
+};
+
 // Count what is no finite number: `unfit (heads, group)` of the queries of every head in a group, and of what they
-// share. A block has one of `slices` parts of the queries of one of them, of the keys or of the values.
+// share, but for the first `skipped` of these kinds. A block has one of `slices` parts of the queries of one of them,
+// of the keys or of the values.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    look(const real *query, const real *key, const real *value, int *unfit, index_t queries, index_t keys,
-         index_t values, index_t group, index_t slices) {
-    index_t part = blockIdx.x / slices, slice = blockIdx.x % slices, p = part / (group + 2), kind = part % (group + 2);
-    const real *numbers = kind < group    ? query + (p * group + kind) * queries
-                          : kind == group ? key + p * keys
-                                          : value + p * values;
+    look(const given_t *query, const given_t *key, const given_t *value, int *unfit, index_t queries, index_t keys,
+         index_t values, index_t group, index_t slices, index_t skipped) {
+    index_t part = blockIdx.x / slices, slice = blockIdx.x % slices, kinds = group + 2 - skipped, p = part / kinds,
+            kind = skipped + part % kinds;
+    const given_t *numbers = kind < group    ? query + (p * group + kind) * queries
+                             : kind == group ? key + p * keys
+                                             : value + p * values;
     index_t count = kind < group ? queries : kind == group ? keys : values;
-    index_t share = (count + slices - 1) / slices, end = min((slice + 1) * share, count);
+    index_t share = (count + slices - 1) / slices, begin = min(slice * share, count), end = min(begin + share, count);
+    // sixteen bytes at a time, from the first place that these divide
+    constexpr index_t SOME = 16 / sizeof(given_t);
+    index_t first =
+        begin + index_t((16 - reinterpret_cast<unsigned long long>(numbers + begin) % 16) % 16 / sizeof(given_t));
+    index_t whole = first < end ? (end - first) / SOME : 0;
+    const Some *several = reinterpret_cast<const Some *>(numbers + first);
     bool found = false;
-#pragma unroll 8
-    for (index_t i = slice * share + threadIdx.x; i < end; i += THREADS) {
-        real x = numbers[i];
-        found = found || !(x - x == real(0));
+#pragma unroll 4
+    for (index_t i = threadIdx.x; i < whole; i += THREADS) {
+        Some some = several[i];
+#pragma unroll
+        for (int k = 0; k < SOME; k++) found = found || !is_finite(some.at[k]);
     }
+    // what is before and behind
+    for (index_t i = begin + threadIdx.x; i < min(first, end); i += THREADS) found = found || !is_finite(numbers[i]);
+    for (index_t i = first + whole * SOME + threadIdx.x; i < end; i += THREADS) found = found || !is_finite(numbers[i]);
     if (!__syncthreads_or(found) || threadIdx.x) return;
     for (index_t g = 0; g < group; g++) {
         if (kind >= group || g == kind) atomicAdd(unfit + p * group + g, 1);
     }
 }
 
-// `rows = sums / total`, one row of `channels` a warp; NaN in heads that are unfit.
+// `rows = sums / total`, one row of `channels` for `lanes` threads, 16 or 32; NaN in heads that are unfit.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    divide(const real *sums, const real *total, const int *unfit, real *rows, index_t number, index_t each,
-           index_t channels, index_t stride, double floor) {
-    index_t row = blockIdx.x * index_t(WARPS) + threadIdx.x / 32;
+    divide(const real *sums, const real *total, const int *unfit, given_t *rows, index_t number, index_t each,
+           index_t channels, index_t stride, index_t lanes, double floor) {
+    index_t row = blockIdx.x * index_t(THREADS / lanes) + threadIdx.x / lanes;
     if (row >= number) return;
     real factor = unfit[row / each] ? not_a_number() : reciprocal(total[row], real(floor));
-    for (index_t c = threadIdx.x % 32; c < channels; c += 32) {
-        rows[row * channels + c] = factor * sums[row * stride + c];
+    sums += row * stride, rows += row * channels;
+    for (index_t c = threadIdx.x % lanes * 4; c < channels; c += lanes * 4) {
+        if (channels % 4 == 0 && stride % 4 == 0) {
+            Four four = *reinterpret_cast<const Four *>(sums + c);
+            FourGiven narrow = {narrowed(factor * four.at[0]), narrowed(factor * four.at[1]),
+                                narrowed(factor * four.at[2]), narrowed(factor * four.at[3])};
+            *reinterpret_cast<FourGiven *>(rows + c) = narrow;
+            continue;
+        }
+        for (index_t k = c; k < min(c + 4, channels); k++) rows[k] = narrowed(factor * sums[k]);
     }
 }
 

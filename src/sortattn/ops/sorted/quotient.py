@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 from ... import threads
-from ...cuda.launch import Kernel, on
+from ...cuda import launch
 from ..batching import fold, unfold
 from ..direct import direct, shortcut
 from . import lent
+from .lines import narrow
 
 _SOURCE = Path(__file__).with_name("quotient.cu")
 _REALS = {torch.float32: "float", torch.float64: "double"}
 # numbers that a block looks at, at least; as in quotient.cu
-_LOOK, _THREADS, _WARPS = 1 << 15, 256, 8
+_LOOK, _THREADS, _WARPS = 1 << 13, 256, 8
 # integers of the size of a number, and its exponent of all ones
 _BITS = {torch.float32: (np.int32, np.int32(0x7F800000)), torch.float64: (np.int64, np.int64(0x7FF << 52))}
 
@@ -35,9 +36,19 @@ def _unfit(query: Tensor, key: Tensor, value: Tensor, group: int) -> Tensor:
     sizes = [part.numel() // max(problems, 1) for part in parts]
     sizes[0] //= group
     slices = max(1, math.ceil(max(sizes) / _LOOK))
-    with on(query.device):
-        _kernel("look", query)((problems * (group + 2) * slices,), _THREADS, *parts, found, *sizes, group, slices)
+    with launch.on(query.device):
+        _kernel("look", query)((problems * (group + 2) * slices,), _THREADS, *parts, found, *sizes, group, slices, 0)
     return found
+
+
+def look_at(value: Tensor, unfit: Tensor) -> None:
+    """Count what is no finite number among values `(P, N, C)` on a GPU, in `unfit (P, group)`."""
+    (problems, group), size = unfit.shape, value.numel() // max(value.shape[0], 1)
+    slices = max(1, math.ceil(size / _LOOK))
+    with launch.on(value.device):
+        _kernel("look", value)(
+            (problems * slices,), _THREADS, None, None, value, unfit, 0, 0, size, group, slices, group + 1
+        )
 
 
 def _quotient(sums: Tensor, total: Tensor, unfit: Tensor, floor: float) -> Tensor:
@@ -55,19 +66,28 @@ def _quotient_alone(sums: Tensor, total: Tensor, unfit: Tensor, floor: float) ->
 
 def _divide(sums: Tensor, total: Tensor, unfit: Tensor, floor: float, rows: Tensor) -> Tensor:
     """Fills the rows."""
-    problems, number, channels = sums.shape
-    if not sums.is_cuda:
-        from .rows import divide_rows
+    if sums.is_cuda:
+        return divide_on_gpu(sums, total, unfit, floor, rows)
+    from .rows import divide_rows
 
-        _each_head(divide_rows, (sums.contiguous(), total), unfit, floor, (rows,))
-        return rows
+    _each_head(divide_rows, (sums.contiguous(), total), unfit, floor, (rows,))
+    return rows
+
+
+def divide_on_gpu(sums: Tensor, total: Tensor, unfit: Tensor, floor: float, rows: Tensor) -> Tensor:
+    """The same; the rows may have 16 bits."""
+    problems, number, channels = sums.shape
     if sums.stride(2) != 1 or sums.stride(0) != number * sums.stride(1):
         sums = sums.contiguous()
+    # four numbers are read at a time
+    if sums.data_ptr() % 16:
+        sums = sums.clone()
     if rows.numel():
-        with on(sums.device):
-            _kernel("divide", sums)(
-                (math.ceil(problems * number / _WARPS),), _THREADS, sums, total, unfit, rows, problems * number,
-                number // unfit.shape[1], channels, sums.stride(1), floor,
+        lanes = 16 if channels <= 64 else 32
+        with launch.on(sums.device):
+            _kernel("divide", rows)(
+                (math.ceil(problems * number * lanes / _THREADS),), _THREADS, sums, total, unfit, rows,
+                problems * number, number // unfit.shape[1], channels, sums.stride(1), lanes, floor,
             )  # fmt: skip
     return rows
 
@@ -84,7 +104,7 @@ def _quotient_backward(grad: Tensor, sums: Tensor, total: Tensor, unfit: Tensor,
         _each_head(divide_rows_backward, (grad, sums, total), unfit, floor, (by_sums, by_total))
         return by_sums, by_total
     if total.numel():
-        with on(grad.device):
+        with launch.on(grad.device):
             _kernel("divide_backward", grad)(
                 (math.ceil(problems * number / _WARPS),), _THREADS, grad, sums, total, unfit, by_sums, by_total,
                 problems * number, each, channels, floor,
@@ -128,13 +148,13 @@ def _each_head(
     threads.run(task, [(head,) for head in range(heads)])
 
 
-def kernels(like: Tensor, learning: bool) -> list[Kernel]:
+def kernels(like: Tensor, learning: bool) -> list[launch.Kernel]:
     """What is launched for such inputs on a GPU, forward and, if they are `learning`, backward."""
     return [_kernel(entry, like) for entry in ("look", "divide", "divide_backward")[: 2 + learning]]
 
 
-def _kernel(entry: str, like: Tensor) -> Kernel:
-    return Kernel(_SOURCE, entry, (("REAL", _REALS[like.dtype]),))
+def _kernel(entry: str, like: Tensor) -> launch.Kernel:
+    return launch.Kernel(_SOURCE, entry, (("REAL", _REALS.get(like.dtype, "float")), *narrow(like.dtype)))
 
 
 unfit = torch.library.custom_op("sortattn::unfit", _unfit, mutates_args=())

@@ -8,9 +8,26 @@
 // The walk of a folded line begins with all sources as if they were at zero, but negative: `sum_halves` sums their
 // rows. Those at zero give nothing.
 //
-// Macros: those of track.cu, CREW (warps of a block) and TEAMS (blocks of a multiprocessor).
+// Macros: those of track.cu, CREW (warps of a block), TEAMS (blocks of a multiprocessor) and NARROW (points and rows
+// have sixteen bits; then also those of half.cu).
 
+#if NARROW
+#include "half.cu"
+#endif
 #include "track.cu"
+
+// a number as it is given, and what a lane has of a row
+#if NARROW
+#include "packed.cu"
+typedef half_t given_t;
+typedef Packed Given;
+__device__ inline Row widened(const Packed &row) { return row.row(); }
+#else
+typedef real given_t;
+typedef Row Given;
+__device__ inline real widen(real x) { return x; }
+__device__ inline const Row &widened(const Row &row) { return row; }
+#endif
 
 static_assert(NODES == 1 && !BOTH && !COMPACT && !RATE && !HALVES && FOLDED >= 0 && ADDED && !SLOPES && !ORDERED,
               "sums of polynomials of sources below, where no tie counts half");
@@ -25,12 +42,18 @@ constexpr int COLUMNS = WIDTH / FOUR + 1, SUMMERS = COLUMNS * DIMS / EIGHT, READ
 struct alignas(FOUR * sizeof(real)) Four {
     real at[FOUR];
 };
+struct alignas(FOUR * sizeof(given_t)) FourGiven {
+    given_t at[FOUR];
+
+    __device__ Four widened() const { return {widen(at[0]), widen(at[1]), widen(at[2]), widen(at[3])}; }
+};
 
 // The sums of all rows whose coordinates are above zero, and below: `totals (channel blocks, heads, chunks, 2, dims,
-// WIDTH + 1)`. A chunk has every so manieth source: neighbours are often alike, and their sums large.
+// WIDTH + 1)`, and of all, `alls (channel blocks, heads, chunks, WIDTH + 1)`, unless that is null. A chunk has every so
+// manieth source: neighbours are often alike, and their sums large.
 extern "C" __global__ void __launch_bounds__(SUMMERS, 3)
-    sum_halves(const real *points, const real *rows, const real *weights, real *totals, index_t heads, index_t count,
-               index_t dims, index_t chunks) {
+    sum_halves(const given_t *points, const given_t *rows, const real *weights, real *totals, real *alls, index_t heads,
+               index_t count, index_t dims, index_t chunks) {
     alignas(sizeof(Four)) __shared__ real values[TILE][COLUMNS * FOUR];
     // of those above zero one, of those below none, and of those at zero less
     alignas(sizeof(Four)) __shared__ real shares[TILE][DIMS];
@@ -44,22 +67,23 @@ extern "C" __global__ void __launch_bounds__(SUMMERS, 3)
     int d = threadIdx.x % DIMS, n = threadIdx.x / DIMS;
     int quad = threadIdx.x % (WIDTH / FOUR), m = threadIdx.x / (WIDTH / FOUR);
     bool reads = threadIdx.x < READERS;
-    const real *point = points + (p * count + chunk + n * chunks) * dims + first_dim + d;
-    const real *part = rows + (p * count + chunk + m * chunks) * STRIDE + blockIdx.y * WIDTH + quad * FOUR;
+    const given_t *point = points + (p * count + chunk + n * chunks) * dims + first_dim + d;
+    const given_t *part = rows + (p * count + chunk + m * chunks) * STRIDE + blockIdx.y * WIDTH + quad * FOUR;
     index_t point_step = TILE / POINTS * chunks * dims, part_step = TILE / ROWS * chunks * STRIDE;
     real next_points[POINTS], next_scalar;
-    Four next_rows[ROWS];
+    FourGiven next_rows[ROWS];
     int some = int((count - chunk + chunks - 1) / chunks);
     auto fetch = [&](int first) {
 #pragma unroll
         for (int k = 0; k < POINTS; k++, point += point_step) {
             bool there = reads && first + n + k * (TILE / POINTS) < some && first_dim + d < dims;
-            next_points[k] = there ? *point : real(1);
+            next_points[k] = there ? widen(*point) : real(1);
         }
 #pragma unroll
         for (int k = 0; k < ROWS; k++, part += part_step) {
             next_rows[k] = {};
-            if (reads && first + m + k * (TILE / ROWS) < some) next_rows[k] = *reinterpret_cast<const Four *>(part);
+            if (reads && first + m + k * (TILE / ROWS) < some)
+                next_rows[k] = *reinterpret_cast<const FourGiven *>(part);
         }
         int i = first + int(threadIdx.x);
         next_scalar = threadIdx.x < TILE && i < some ? scalars[int(chunk + i * chunks)] : real(0);
@@ -67,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(SUMMERS, 3)
     // a thread's sums over a tile, of those above zero and, last, of all; and over all tiles, by steps, as rounding
     // would add up, of those above and below
     __shared__ real belows[EIGHT][FOUR][SUMMERS];
-    real sum[EIGHT + 1][FOUR], above[EIGHT][FOUR];
+    real sum[EIGHT + 1][FOUR], above[EIGHT][FOUR], all[FOUR] = {};
 #pragma unroll
     for (int i = 0; i <= EIGHT; i++) {
 #pragma unroll
@@ -90,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(SUMMERS, 3)
             }
 #pragma unroll
             for (int k = 0; k < ROWS; k++) {
-                *reinterpret_cast<Four *>(&values[m + k * (TILE / ROWS)][quad * FOUR]) = next_rows[k];
+                *reinterpret_cast<Four *>(&values[m + k * (TILE / ROWS)][quad * FOUR]) = next_rows[k].widened();
             }
             if (threadIdx.x < TILE) *reinterpret_cast<Four *>(&values[threadIdx.x][WIDTH]) = {next_scalar};
         }
@@ -122,8 +146,16 @@ extern "C" __global__ void __launch_bounds__(SUMMERS, 3)
                 belows[i][k][threadIdx.x] += sum[EIGHT][k] - sum[i][k];
             });
 #pragma unroll
-            for (int k = 0; k < FOUR; k++) sum[EIGHT][k] = real(0);
+            for (int k = 0; k < FOUR; k++) {
+                all[k] += sum[EIGHT][k];
+                sum[EIGHT][k] = real(0);
+            }
             continue;
+        }
+#pragma unroll 1
+        for (int n = 0; n < TILE; n++) {
+#pragma unroll
+            for (int k = 0; k < FOUR; k++) all[k] += values[n][column + k];
         }
         // one side after the other
 #pragma unroll
@@ -140,7 +172,14 @@ extern "C" __global__ void __launch_bounds__(SUMMERS, 3)
             add_up([&](int i, int k) { (side ? above[i][k] : belows[i][k][threadIdx.x]) += sum[i][k]; });
         }
     }
-    totals += ((blockIdx.y * heads + p) * chunks + chunk) * 2 * dims * (WIDTH + 1);
+    index_t place = (blockIdx.y * heads + p) * chunks + chunk;
+    if (alls && first_dim == 0 && row == 0) {
+#pragma unroll
+        for (int k = 0; k < FOUR; k++) {
+            if (column + k <= WIDTH) alls[place * (WIDTH + 1) + column + k] = all[k];
+        }
+    }
+    totals += place * 2 * dims * (WIDTH + 1);
 #pragma unroll
     for (int i = 0; i < EIGHT; i++) {
 #pragma unroll
@@ -151,6 +190,30 @@ extern "C" __global__ void __launch_bounds__(SUMMERS, 3)
             totals[(dims + line) * (WIDTH + 1) + column + k] = belows[i][k][threadIdx.x];
         }
     }
+}
+
+// Fill `out (heads, number, channels)` and `out_extra (heads, number)` with the sums of all rows times `factor`; a
+// block has one of `slices` parts of a head, and its channels.
+extern "C" __global__ void __launch_bounds__(256) fill(const real *alls, real *out, real *out_extra, index_t heads,
+                                                       index_t number, index_t chunks, index_t slices, double factor) {
+    alignas(sizeof(Four)) __shared__ real row[WIDTH + FOUR];
+    index_t p = blockIdx.x / slices, slice = blockIdx.x % slices, share = (number + slices - 1) / slices;
+    index_t end = min((slice + 1) * share, number);
+    alls += (blockIdx.y * heads + p) * chunks * (WIDTH + 1);
+    if (threadIdx.x <= WIDTH) {
+        double sum = 0.0;
+        for (index_t chunk = 0; chunk < chunks; chunk++) sum += double(alls[chunk * (WIDTH + 1) + threadIdx.x]);
+        row[threadIdx.x] = real(sum * factor);
+    }
+    __syncthreads();
+    constexpr int QUADS = WIDTH / FOUR, STEP = 256 / QUADS;
+    int quad = threadIdx.x % QUADS * FOUR;
+    Four mine = *reinterpret_cast<const Four *>(row + quad);
+    for (index_t m = slice * share + threadIdx.x / QUADS; m < end; m += STEP) {
+        *reinterpret_cast<Four *>(out + (p * number + m) * STRIDE + blockIdx.y * WIDTH + quad) = mine;
+    }
+    if (blockIdx.y) return;
+    for (index_t m = slice * share + threadIdx.x; m < end; m += 256) out_extra[p * number + m] = row[WIDTH];
 }
 
 // ---- the walk
@@ -168,20 +231,20 @@ struct alignas(SUMS % 2 ? sizeof(real) : 2 * sizeof(real)) Weights {
 
 // What a warp has: rows of its sources, and lists of targets and of what sources give to each of the sums.
 struct alignas(16) Station {
-    Row rows[32 * 32];
+    Given rows[32 * 32];
     Target targets[32];
     Weights weights[32];
 };
 
 // Rows that lanes want, one each, on their way to shared memory, sixteen bytes at a time.
-__device__ inline void bring(Row *rows, const Rows &from, int index, int lane) {
-    constexpr int BYTES = sizeof(Row) * 32, PIECES = BYTES / 16;
-    const char *start = reinterpret_cast<const char *>(from.start - lane * VEC) + lane % PIECES * 16;
+__device__ inline void bring(Given *rows, const char *from, int index, int lane) {
+    constexpr int BYTES = sizeof(Given) * 32, PIECES = BYTES / 16;
+    const char *start = from + lane % PIECES * 16;
     char *to = reinterpret_cast<char *>(rows) + lane * 16;
 #pragma unroll
     for (int i = 0; i < 32; i += 32 / PIECES, to += 512) {
         int which = __shfl_sync(ALL, index, i + lane / PIECES);
-        const char *piece = start + index_t(unsigned(which)) * (STRIDE * sizeof(real));
+        const char *piece = start + index_t(unsigned(which)) * (STRIDE * sizeof(given_t));
 #ifdef __CUDA_ARCH__
         unsigned place = unsigned(__cvta_generic_to_shared(to));
 #if PASSING
@@ -206,19 +269,25 @@ __device__ inline void wait_for_rows() {
 // Sum the sources for the targets of whole tracks; arguments as in walk.cu, with the `totals` of a folded line.
 extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
     relay(const real *source_places, const int *source_order, const real *target_places, const int *target_order,
-          const real *rows, const real *weights, const double *table, const double *taus, double tau,
+          const given_t *rows, const real *weights, const double *table, const double *taus, double tau,
           const real *totals, index_t chunks, real *out, real *out_extra, index_t heads, index_t sides, index_t count,
-          index_t number, index_t dims, index_t mirrored, index_t closed) {
+          index_t number, index_t dims, index_t mirrored, index_t closed, index_t first) {
     extern __shared__ __align__(16) char shared[];
     __shared__ Baton baton;
     // where the targets of stretches end: one for each warp, and the one before
     __shared__ int ends[2][CREW];
+    // the last of every so many targets, among which a search begins: one from end to end would wait for each step
+    __shared__ real marks[32 * CREW];
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Station &mine = reinterpret_cast<Station *>(shared)[warp];
     index_t channels = blockIdx.y, d = blockIdx.x % dims, side_number = blockIdx.x / dims % sides,
-            p = blockIdx.x / dims / sides;
+            p = first + blockIdx.x / dims / sides;
     bool flipped = mirrored >> side_number & 1;
-    Rows source_rows(rows + p * count * STRIDE + channels * WIDTH, lane);
+    const char *source_rows = reinterpret_cast<const char *>(rows + p * count * STRIDE + channels * WIDTH);
+#ifdef __CUDA_ARCH__
+    // as in `Rows`
+    asm("" : "+l"(source_rows));
+#endif
     Rows output_rows(out + p * number * STRIDE + channels * WIDTH, lane);
     Scalars scalars(weights, p * count);
     out_extra += p * number;
@@ -229,6 +298,11 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
     if (FOLDED) {
         source_line.keep_half(true);
         target_line.keep_half(false);
+    }
+    int pitch = target_line.count / (32 * CREW) + 1;
+    {
+        int i = (int(threadIdx.x) + 1) * pitch - 1;
+        marks[threadIdx.x] = i < target_line.count ? target_line.place(i) : infinity();
     }
     baton.turn.begin();
     __syncthreads();
@@ -256,15 +330,20 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
         real scalar = there ? scalars[source] : real(0);
         if (turn % 32 == 0) {
             real final = source_line.place(min((stretch + lane * CREW) * 32 + 31, source_line.count - 1));
-            int low = 0, high = target_line.count;
-            while (low < high) {
-                int half = (low + high) / 2;
-                if (side.passed(0, side.closed, target_line.place(half), final))
-                    high = half;
-                else
-                    low = half + 1;
-            }
-            found = low;
+            auto search = [&](int low, int high, auto place) {
+                while (low < high) {
+                    int half = (low + high) / 2;
+                    if (side.passed(0, side.closed, place(half), final))
+                        high = half;
+                    else
+                        low = half + 1;
+                }
+                return low;
+            };
+            // pitch * 32 * CREW is more than there are: the last mark is passed
+            int low = pitch * search(0, 32 * CREW - 1, [&](int i) { return marks[i]; });
+            found = search(min(low, target_line.count), min(low + pitch - 1, target_line.count),
+                           [&](int i) { return target_line.place(i); });
             __syncwarp();
         }
         // those that have not passed the last source
@@ -283,7 +362,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
         Numbers<real> sum;
         sum.clear();
 #pragma unroll 8
-        for (int i = 0; i < 32; i++) sum.add_row(mine.weights[i].at, mine.rows[i * 32 + lane]);
+        for (int i = 0; i < 32; i++) sum.add_row(mine.weights[i].at, widened(mine.rows[i * 32 + lane]));
 #pragma unroll
         for (int l = 0; l < SUMS; l++) sum.extra[l] = __shfl_sync(ALL, extras[l], 31);
 
@@ -330,7 +409,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
 
         Numbers<real> base = rounded(state, lane), local;
         local.clear();
-        Cursor<Row> next_row(mine.rows, lane);
+        Cursor<Given> next_row(mine.rows, lane);
         Cursor<Weights> next_weights(mine.weights, 0);
         int passed = 0;
         for (; at < end; at += 32) {
@@ -357,7 +436,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
                 next.step(1);
 #pragma unroll 1
                 for (; passed < to.after; passed++) {
-                    local.add_row(next_weights.here().at, next_row.here());
+                    local.add_row(next_weights.here().at, widened(next_row.here()));
                     next_weights.step(1);
                     next_row.step(32);
                 }

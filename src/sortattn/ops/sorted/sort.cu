@@ -6,11 +6,22 @@
 // A run is thrown into as many buckets as it has keys, along a piecewise linear approximation of its distribution, and
 // every key then finds its place among the few in its bucket. Where there are many in one, as ties are, or keys have
 // few digits, as those of bfloat16, the run is sorted digit by digit instead. Equal keys keep their order either way,
-// but for those of a stretch that is sorted by digits, which is why it may be refused.
+// but for those of sixteen bits, and of a stretch that is sorted by digits, which is why it may be refused.
 //
-// Macros: THREADS (of a block that sorts, at least DIGITS), ITEMS (keys of a thread).
+// Macros: THREADS (of a block that sorts, at least DIGITS), ITEMS (keys of a thread), NARROW (points have sixteen bits;
+// then also those of half.cu).
 
 #include "search.cu"
+#ifndef NARROW
+#define NARROW 0
+#endif
+#if NARROW
+#include "half.cu"
+typedef half_t given_t;
+#else
+typedef float given_t;
+__device__ inline float widen(float x) { return x; }
+#endif
 
 typedef long long index_t;
 typedef unsigned int word;
@@ -21,8 +32,23 @@ constexpr int DIGITS = 1 << BITS;
 // the longest run that a block sorts
 constexpr int RUN = THREADS * ITEMS;
 
+__device__ inline bool finite(float x) { return x - x == 0.0f; }
 // What is no finite number stands at zero, and there is one zero.
-__device__ inline float clean(float x) { return x - x == 0.0f ? x + 0.0f : 0.0f; }
+__device__ inline float clean(float x) { return finite(x) ? x + 0.0f : 0.0f; }
+
+// Where what is no finite number is counted: `unfit (heads, group)`, of every `each` points of a head, or for the whole
+// group if that is zero.
+struct Unfit {
+    int *unfit;
+    index_t group, each;
+
+    __device__ void mark(index_t head, index_t point) const {
+        if (!unfit) return;
+        for (index_t g = 0; g < group; g++) {
+            if (!each || point / each == g) unfit[head * group + g] = 1;
+        }
+    }
+};
 
 // A clean float as an unsigned integer that sorts alike: its magnitude above or below the middle. What has zeros at the
 // end of a float, as a bfloat16 has, has them here.
@@ -51,6 +77,9 @@ __device__ inline unsigned peers_of(word digit) {
 constexpr int CELLS = THREADS;
 // keys of a bucket, at most: a warp sees so many to either side
 constexpr int CROWD = 32;
+// whether equal keys take the order in which they come: those of sixteen bits, which no order is asked for, and which
+// are often equal
+constexpr bool EARLY = NARROW;
 // of an index in a run: set for the first key of a bucket
 constexpr unsigned FIRST = 0x8000;
 static_assert(RUN <= int(FIRST), "an index has fifteen bits");
@@ -215,15 +244,16 @@ template <typename F> __device__ bool sort_by_buckets(const float (&key)[ITEMS],
             int first = n - __clz(low), last = n + __ffs(high), place = first;
             float mine = keys[n];
             int own = point(index & (FIRST - 1)), same = 0;
-            const float *other = keys + first, *end = keys + last;
+            const float *other = keys + first, *end = keys + last, *here = keys + n;
             // there are two or three
 #pragma unroll 1
             do {
-                float x = *other++;
-                place += x < mine;
+                float x = *other;
+                place += x < mine || (EARLY && x == mine && other < here);
                 same += x == mine;
+                other++;
             } while (other < end);
-            if (same > 1) {
+            if (!EARLY && same > 1) {
 #pragma unroll 1
                 for (int m = first; m < last; m++) place += keys[m] == mine && point(indices[m] & (FIRST - 1)) < own;
             }
@@ -357,10 +387,10 @@ constexpr int SEGMENT = 16384, SOME = 4;
 // `pairs (heads * dims, parts, RUN)`, of which there are `sizes (heads * dims, parts)`, zero before. They are split at
 // keys of a sample of every line, `sample (heads * dims, sampled)` in order. `sorted`, one before, becomes zero for
 // lines with too long a stretch and, if equal keys are to keep their order, for those with so many ties in the sample
-// that stretches would be crowded.
+// that stretches would be crowded. What is no finite number is counted as in `Unfit`.
 extern "C" __global__ void __launch_bounds__(THREADS, 2048 / THREADS)
-    split(const float *points, const float *sample, uint2 *pairs, int *sizes, int *sorted, index_t count, index_t dims,
-          index_t parts, index_t sampled, index_t stable) {
+    split(const given_t *points, const float *sample, uint2 *pairs, int *sizes, int *sorted, index_t count,
+          index_t dims, index_t parts, index_t sampled, index_t stable, int *unfit, index_t group_of, index_t each) {
     extern __shared__ __align__(16) char shared[];
     __shared__ int ties[LINES];
     index_t segments = (count + SEGMENT - 1) / SEGMENT, groups = (dims + LINES - 1) / LINES;
@@ -407,7 +437,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2048 / THREADS)
         }
         return low;
     };
-    const float *keys = points + (head * count + start + thread) * dims + d;
+    // no longer, if a key of this thread is no finite number
+    float zero = 0.0f;
+    const given_t *keys = points + (head * count + start + thread) * dims + d;
     index_t step = EACH * dims;
     int number_of = int(min(count - start, index_t(SEGMENT)));
     // those of this thread
@@ -416,7 +448,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2048 / THREADS)
         float key[SOME];
         word place[SOME];
 #pragma unroll
-        for (int i = 0; i < SOME; i++, keys += step) key[i] = tile + i < some_keys ? clean(*keys) : 0.0f;
+        for (int i = 0; i < SOME; i++, keys += step) key[i] = tile + i < some_keys ? widen(*keys) : 0.0f;
+#pragma unroll
+        for (int i = 0; i < SOME; i++) {
+            zero += 0.0f * key[i];
+            key[i] = clean(key[i]);
+        }
 #pragma unroll
         for (int i = 0; i < SOME; i++) {
             if (tile + i >= some_keys) continue;
@@ -448,6 +485,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2048 / THREADS)
         }
     }
     if (!fits) sorted[other_line] = 0;
+    if (zero == 0.0f) return;
+    Unfit looking = {unfit, group_of, each};
+    keys = points + (head * count + start + thread) * dims + d;
+    for (int i = 0; i < some_keys; i++, keys += step) {
+        if (!finite(widen(*keys))) looking.mark(head, start + i * EACH + thread);
+    }
 }
 
 // Sort the stretches of every line, where they are in `pairs`; if equal keys are to keep their order, `sorted` becomes
@@ -480,25 +523,40 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 }
 
 // Sort every dimension of `points (heads, count, dims)` in runs of RUN: `order` and `places (heads, dims, count)` hold
-// the indices and the coordinates, in order run by run. Lines that are `sorted`, if not null, are left alone.
+// the indices and the coordinates, in order run by run; behind them those of `others`, if not null, as many. Lines that
+// are `sorted`, if not null, are left alone. What is no finite number is counted as in `Unfit`, among the first points
+// for the whole group, if there are others.
 extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
-    sort_runs(const float *points, int *order, float *places, const int *sorted, index_t count, index_t dims,
-              index_t runs) {
+    sort_runs(const given_t *points, const given_t *others, int *order, float *places, const int *sorted, index_t count,
+              index_t dims, index_t runs, int *unfit, index_t group, index_t each) {
     extern __shared__ __align__(16) char shared[];
     // neighbouring blocks read neighbouring dimensions: what one leaves of a sector the next finds in the cache
     index_t blocks = gridDim.x / runs, line = blockIdx.x % blocks, first = blockIdx.x / blocks * RUN;
     if (sorted && sorted[line]) return;
     int number_of = int(min(count - first, index_t(RUN)));
-    points += (line / dims * count + first) * dims + line % dims;
     order += line * count + first;
     places += line * count + first;
+    Unfit looking = {unfit, group, others ? 0 : each};
+    if (others && line >= blocks / 2) points = others, line -= blocks / 2, looking.each = each;
+    points += (line / dims * count + first) * dims + line % dims;
     int start = threadIdx.x / 32 * 32 * ITEMS + threadIdx.x % 32;
     float key[ITEMS];
     auto load = [&](auto there) {
 #pragma unroll
-        for (int i = 0; i < ITEMS; i++) key[i] = there(i) ? points[(start + i * 32) * dims] : 0.0f;
+        for (int i = 0; i < ITEMS; i++) key[i] = there(i) ? widen(points[(start + i * 32) * dims]) : 0.0f;
+        bool all = true;
 #pragma unroll
-        for (int i = 0; i < ITEMS; i++) key[i] = clean(key[i]);
+        for (int i = 0; i < ITEMS; i++) all = all && finite(key[i]);
+        if (all) {
+#pragma unroll
+            for (int i = 0; i < ITEMS; i++) key[i] += 0.0f;
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < ITEMS; i++) {
+            if (!finite(key[i])) looking.mark(line / dims, first + start + i * 32);
+            key[i] = clean(key[i]);
+        }
     };
     // without a branch for each, all of them are on their way at a time
     if (number_of == RUN)
@@ -510,75 +568,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     sort_by_digits(key, number_of, shared, order, places, point);
 }
 
-// a thread of a block that merges writes MERGED places
-constexpr int MERGERS = 256;
-constexpr int MERGED = 8;
-constexpr int TILE = MERGERS * MERGED;
-
-// Neighbours that fall into the same bank are kept apart.
-__device__ inline int apart(int i) { return i + i / 32; }
-
-// Merge neighbouring sorted runs of `length` into runs twice as long; a block writes TILE places.
-extern "C" __global__ void __launch_bounds__(MERGERS)
-    merge_runs(const int *order, const float *places, int *merged_order, float *merged_places, const int *sorted,
-               index_t count, index_t length) {
-    __shared__ float numbers[TILE + TILE / 32];
-    __shared__ int indices[TILE + TILE / 32];
-    __shared__ int bounds[2];
-    index_t tiles = (count + TILE - 1) / TILE, line = blockIdx.x / tiles, out = blockIdx.x % tiles * TILE;
-    if (sorted[line]) return;
-    // the length of a run is a multiple of TILE: the places of a block are in one pair of runs
-    index_t start = out / (2 * length) * (2 * length), middle = min(start + length, count),
-            stop = min(start + 2 * length, count);
-    order += line * count, places += line * count, merged_order += line * count, merged_places += line * count;
-    int left_length = int(middle - start), right_length = int(stop - middle), warp = threadIdx.x / 32;
-    int number = int(min(index_t(TILE), stop - out)), from = int(out - start);
-    if (warp < 2) {
-        int diagonal = from + warp * number;
-        // of the places before, those of the left one
-        int left = first_without(max(diagonal - right_length, 0), min(diagonal, left_length), [&](int half) {
-            return places[start + half] <= places[middle + diagonal - half - 1];
-        });
-        if (threadIdx.x % 32 == 0) bounds[warp] = left;
-    }
-    __syncthreads();
-    int left = bounds[0], lefts = bounds[1] - left, right = from - left;
-    for (int i = threadIdx.x; i < number; i += MERGERS) {
-        index_t at = i < lefts ? start + left + i : middle + right + i - lefts;
-        numbers[apart(i)] = places[at];
-        indices[apart(i)] = order[at];
-    }
-    __syncthreads();
-    int diagonal = min(int(threadIdx.x) * MERGED, number), rights = number - lefts;
-    int low = max(diagonal - rights, 0), high = min(diagonal, lefts);
-    while (low < high) {
-        int half = (low + high) / 2;
-        if (numbers[apart(half)] <= numbers[apart(lefts + diagonal - half - 1)])
-            low = half + 1;
-        else
-            high = half;
-    }
-    int a = low, b = lefts + diagonal - low;
-    float merged[MERGED];
-    int merged_indices[MERGED];
-#pragma unroll
-    for (int i = 0; i < MERGED; i++) {
-        bool from_left = b >= number || (a < lefts && numbers[apart(a)] <= numbers[apart(b)]);
-        int next = diagonal + i < number ? apart(from_left ? a++ : b++) : 0;
-        merged[i] = numbers[next];
-        merged_indices[i] = indices[next];
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < MERGED; i++) {
-        if (diagonal + i < number) {
-            numbers[apart(diagonal + i)] = merged[i];
-            indices[apart(diagonal + i)] = merged_indices[i];
-        }
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < number; i += MERGERS) {
-        merged_order[out + i] = indices[apart(i)];
-        merged_places[out + i] = numbers[apart(i)];
-    }
-}
+#include "merge.cu"
