@@ -20,7 +20,6 @@ _TYPES = {
     torch.bfloat16: "bf16",
     torch.float32: "fp32",
     torch.int16: "i16",
-    torch.uint16: "u16",
     torch.int32: "i32",
     torch.int64: "i64",
 }

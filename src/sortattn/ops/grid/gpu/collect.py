@@ -87,32 +87,16 @@ def collect_kernel(
     tl.atomic_max(largest + problem, tl.max(tl.max(bits, 1), 0))
 
 
-# for codes of nine and of eight bits behind the point
-_HOT_ROWS_9, _HOT_ROWS_8 = (
-    tl.constexpr("{.reg .b32 t; and.b32 t, $1, " + mask + "; set.eq.f16x2.f16x2 $0, t, $2;}")
-    for mask in ("0x78007800", "0x3C003C00")
-)
-_HOT_COLUMNS_9, _HOT_COLUMNS_8 = (
-    tl.constexpr(
-        "{.reg .b32 s, t; and.b32 t, $1, " + mask + "; set.eq.f16x2.f16x2 t, t, $2; "
-        "and.b32 s, $1, $3; or.b32 s, s, $4; mul.f16x2 $0, s, t;}"
-    )
-    for mask in ("0x06000600", "0x03000300")
-)
-
-
 @triton.jit
 def _hot_rows(code, high, FAST: tl.constexpr):
     """One in the row that is the four highest bits of codes, or zero.
 
     FAST: two in an instruction, as float16 of these bits, see `language`.
     """
-    SHORT: tl.constexpr = code.dtype == tl.uint16
     if FAST:
-        ASM: tl.constexpr = _HOT_ROWS_8 if SHORT else _HOT_ROWS_9
         code, high = tl.broadcast(code, high)
         return tl.inline_asm_elementwise(
-            ASM,
+            "{.reg .b32 t; and.b32 t, $1, 0x78007800; set.eq.f16x2.f16x2 $0, t, $2;}",
             "=r,r,r",
             [code, high],
             dtype=tl.float16,
@@ -120,20 +104,18 @@ def _hot_rows(code, high, FAST: tl.constexpr):
             pack=2,
         )
     else:
-        MASK: tl.constexpr = 0x3C00 if SHORT else 0x7800
-        return ((code.to(tl.int16) & MASK) == high).to(tl.float16)
+        return ((code & 0x7800) == high).to(tl.float16)
 
 
 @triton.jit
 def _hot_columns(code, low, shares, unit, FAST: tl.constexpr):
-    """One (as `unit`) or the share of codes (`shares` masks it) in the column of the cell's two lower bits."""
-    SHORT: tl.constexpr = code.dtype == tl.uint16
+    """`512` (as `unit`) or the share of codes (`shares` masks it) in the column of the cell's two lower bits."""
     if FAST:
-        ASM: tl.constexpr = _HOT_COLUMNS_8 if SHORT else _HOT_COLUMNS_9
         code, low = tl.broadcast(code, low)
         shares, unit = tl.broadcast_to(shares, code.shape), tl.broadcast_to(unit, code.shape)
         return tl.inline_asm_elementwise(
-            ASM,
+            "{.reg .b32 s, t; and.b32 t, $1, 0x06000600; set.eq.f16x2.f16x2 t, t, $2; "
+            "and.b32 s, $1, $3; or.b32 s, s, $4; mul.f16x2 $0, s, t;}",
             "=r,r,r,r,r",
             [code, low, shares, unit],
             dtype=tl.float16,
@@ -141,9 +123,7 @@ def _hot_columns(code, low, shares, unit, FAST: tl.constexpr):
             pack=2,
         )
     else:
-        MASK: tl.constexpr = 0x0300 if SHORT else 0x0600
-        code = code.to(tl.int16)
-        return tl.where((code & MASK) == low, (code & shares) | unit, 0).to(tl.float16)
+        return tl.where((code & 0x0600) == low, (code & shares) | unit, 0).to(tl.float16)
 
 
 @triton.jit
@@ -161,16 +141,15 @@ def count_kernel(
     TOGETHER: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """`table (splits, P * D, G)`, the sums of `ramp_g(place)`, with bits behind the point as codes: sums of integers.
+    """`table (splits, P * D, G)`, the sums of `ramp_g(place)`, with nine bits behind the point: sums of integers.
 
     A line, TOGETHER of its splits and a block of at most 64 nodes by program, so that places less the first of them
     have 15 bits. What cells hold, points and shares, is a product on tensor cores: rows that are one at four bits of
-    the cell with columns that hold one or the share at the other two. That takes a third of the instructions of 64
+    the cell with columns that hold 512 or the share at the other two. That takes a third of the instructions of 64
     ramps. `bits` are those of `layout.bits_of_cells`.
     """
     line, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     base = places + line * length
-    ONE: tl.constexpr = 256 if places.dtype.element_ty == tl.uint16 else 512
     column, node = tl.arange(0, 8)[None, :], tl.arange(0, 64)
     # loaded for the reason that `ramp` has
     high = tl.load(bits + tl.arange(0, 16)[:, None])
@@ -184,7 +163,7 @@ def count_kernel(
             for first in range(start, tl.minimum(start + ROWS * TURNS, stop), ROWS):
                 n = first + tl.arange(0, ROWS)
                 place = tl.load(base + n, mask=n < stop, other=0)
-                if place.dtype == tl.float32:
+                if place.dtype != tl.int16:
                     place = tl.minimum(tl.maximum(place - block * BLOCK, 0.0), 63.998)
                     place = (place * 512 + 0.5).to(tl.int16)
                 points = _hot_columns(place[:, None], low, shares, unit, FAST)
@@ -196,15 +175,13 @@ def count_kernel(
         number, share = tl.split(tl.reshape(total, (64, 2)))
         sums = tl.sum(number, 0) - tl.cumsum(number, 0) + share
         spot = table + (split.to(tl.int64) * tl.num_programs(0) + line) * G + block * BLOCK + node
-        tl.store(spot, sums * (1.0 / ONE), mask=node < tl.where(split < splits, BLOCK, 0))
+        tl.store(spot, sums * (1.0 / 512), mask=node < tl.where(split < splits, BLOCK, 0))
 
 
 @triton.jit
 def _as_number(place):
     if place.dtype == tl.int16:
         place = place.to(tl.float32) * (1 / 512)
-    elif place.dtype == tl.uint16:
-        place = place.to(tl.float32) * (1 / 256)
     return place
 
 
@@ -255,7 +232,9 @@ def collect_rows(grid: Grid, places: Places, rows: Tensor, largest: Tensor) -> T
     wide = channel_block(channels)
     blocks = count_blocks(grid.dims * padded // block, together) * count_blocks(channels, wide)
     # points at a time, and stages: for 32 nodes 0.37 instead of 0.44 ms, but for 64 it would be 0.97 instead of 0.63
-    tall, stages = (64, 4) if places.codes and block == 32 else (128 if narrow else 32, 3)
+    # (weights of 64 bfloat16 points come out wrong with Triton 3.6, with any number of stages)
+    few = places.codes and block == 32 and rows.dtype == torch.float16
+    tall, stages = (64, 4) if few else (128 if narrow else 32, 3)
     span, splits = split_length(length, blocks * problems, tall)
     table = empty(splits, problems, grid.dims, padded, channels, device=rows.device)
     quick(collect_kernel, grid.launches)[(blocks, problems, splits)](
@@ -287,7 +266,7 @@ def collect_rows(grid: Grid, places: Places, rows: Tensor, largest: Tensor) -> T
 
 
 def count_ramps(grid: Grid, places: Tensor, chunk: int = 0) -> Tensor:
-    """The sums of ramps at `places (P, D, N)`, `(P, D, GP)`; exact to the bits of codes for 16-bit tensors.
+    """The sums of ramps at `places (P, D, N)`, `(P, D, GP)`; with nine bits behind the point for 16-bit tensors.
 
     With a `chunk`, those of every chunk of so many places, `(chunks, P, D, GP)`.
     """
@@ -303,7 +282,7 @@ def count_ramps(grid: Grid, places: Tensor, chunk: int = 0) -> Tensor:
     table = empty(splits, problems, dims, padded, device=places.device)
     quick(count_kernel, grid.launches)[(problems * dims, padded // block, count_blocks(splits, together))](
         places,
-        bits_of_cells(places.device, places.dtype),
+        bits_of_cells(places.device),
         table,
         length,
         span,

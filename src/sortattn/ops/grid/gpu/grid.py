@@ -53,13 +53,12 @@ class Grid:
 
     @property
     def place_type(self) -> torch.dtype:
-        """In which the places of a sum are: codes, see `language`, unless their bits are too few or nodes too many.
+        """In which the places of a sum are: codes, unless their nine bits are too few or nodes too many for them.
 
         Those of exponentials have hats, differences of two ramps, which take as many instructions either way.
         """
-        if not self.layout.narrow or self.looks_up or self.formula.exponential:
-            return torch.float32
-        return torch.uint16 if self.layout.dtype == torch.bfloat16 else torch.int16
+        codes = self.layout.narrow and not self.looks_up and not self.formula.exponential
+        return torch.int16 if codes else torch.float32
 
     @property
     def changes(self) -> bool:

@@ -6,43 +6,30 @@ What saturates needs no rounding, and a ramp is one instruction where a hat take
 
 Places are float32, or codes: integers of 16 bits, nine of them behind the point. A ramp of codes is an integer from 0
 to 512, and the bits of such an integer are those of the float16 that is 2^-24 times as large: two weights in one
-instruction, which tensor cores take as they are. Where rows are bfloat16, codes have eight bits behind the point, which
-their type says, `uint16`: bits up to 256 are those of the bfloat16 that is 2^-133 times as large, so that one more
-instruction makes two weights of it.
+instruction, which tensor cores take as they are.
 """
 
-import torch
 import triton
 import triton.language as tl
 
 # lines of what is known of cells, see `nodes_kernel`
 STATS = tl.constexpr(15)
-# whether the assembler is NVIDIA's
-_PTX = tl.constexpr(torch.version.hip is None)
-# ramps of codes of nine and of eight bits
-_RAMP_9, _RAMP_8 = (
-    tl.constexpr("{.reg .b32 t, l; mov.b32 l, " + most + "; add.s16x2 t, $1, $2; min.relu.s16x2 $0, t, l;}")
-    for most in ("0x02000200", "0x01000100")
-)
-# from 2^-133 to 2^-24
-_LIFT = tl.constexpr("{.reg .b32 t; mov.b32 t, 0x76007600; mul.bf16x2 $0, $1, t;}")
 
 
 @triton.jit
 def ramp(place, shift, FAST: tl.constexpr):
-    """`place - node` clamped to 0 ... 1, with broadcasting; `shift` is minus the node. Of codes it is 0 ... 512 or 256.
+    """`place - node` clamped to 0 ... 1, with broadcasting; `shift` is minus the node. Of codes it is 0 ... 512.
 
     It is loaded, see `layout.shifts`, though it could be computed: only where everything comes from memory does Triton
     make weights in those registers from which tensor cores take them; otherwise they pass through shared memory, which
     takes half as long again. FAST: two at a time, where the assembler is NVIDIA's.
     """
-    if place.dtype == tl.float32:
+    if place.dtype != tl.int16:
         return tl.minimum(tl.maximum(place + shift, 0.0), 1.0)
     elif FAST:
-        ASM: tl.constexpr = _RAMP_8 if place.dtype == tl.uint16 else _RAMP_9
         place, shift = tl.broadcast(place, shift)
         return tl.inline_asm_elementwise(
-            ASM,
+            "{.reg .b32 t, l; mov.b32 l, 0x02000200; add.s16x2 t, $1, $2; min.relu.s16x2 $0, t, l;}",
             "=r,r,r",
             [place, shift],
             dtype=tl.int16,
@@ -50,37 +37,27 @@ def ramp(place, shift, FAST: tl.constexpr):
             pack=2,
         )
     else:
-        MOST: tl.constexpr = 256 if place.dtype == tl.uint16 else 512
         number = place.to(tl.int32) + shift.to(tl.int32)
-        return tl.minimum(tl.maximum(number, 0), MOST).to(tl.int16)
+        return tl.minimum(tl.maximum(number, 0), 512).to(tl.int16)
 
 
 @triton.jit
 def product(weight, rows, total, PRECISION: tl.constexpr, EMULATED: tl.constexpr):
     """`total + weight @ rows` on tensor cores, in the type of the rows; see `unit`. The interpreter has no bfloat16."""
     if weight.dtype == tl.int16:
-        if rows.dtype == tl.bfloat16 and _PTX and not EMULATED:
-            weight = tl.inline_asm_elementwise(_LIFT, "=r,r", [weight], dtype=tl.bfloat16, is_pure=True, pack=2)
-        else:
-            weight = weight.to(tl.float16, bitcast=True)
+        weight = weight.to(tl.float16, bitcast=True)
     weight = weight.to(rows.dtype)
     if EMULATED:
         return tl.dot(weight.to(tl.float32), rows.to(tl.float32), total)
-    elif rows.dtype == tl.bfloat16 and _PTX:
-        total = tl.dot(weight, rows, total, input_precision=PRECISION)
-        # looked at, so that Triton waits: version 3.6 writes the next weights while products still read these
-        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [total], dtype=tl.float32, is_pure=True, pack=1)
     else:
         return tl.dot(weight, rows, total, input_precision=PRECISION)
 
 
 @triton.jit
 def unit(places):
-    """What a `product` has to be multiplied with, for a pointer to places: codes have 2^-15 or 2^-16 for one."""
+    """What a `product` has to be multiplied with, for a pointer to places: codes have weights of 2^-15 for one."""
     if places.dtype.element_ty == tl.int16:
         return 32768.0
-    elif places.dtype.element_ty == tl.uint16:
-        return 65536.0
     else:
         return 1.0
 
@@ -113,10 +90,9 @@ def load_words(pairs, at):
 @triton.jit
 def split_place(place):
     """The cell and the share of places."""
-    if place.dtype == tl.float32:
+    if place.dtype == tl.int16:
+        number = place.to(tl.int32)
+        return number >> 9, (number & 511).to(tl.float32) * (1 / 512)
+    else:
         cell = place.to(tl.int32)
         return cell, place - cell.to(tl.float32)
-    else:
-        BITS: tl.constexpr = 8 if place.dtype == tl.uint16 else 9
-        number = place.to(tl.int32)
-        return number >> BITS, (number & ((1 << BITS) - 1)).to(tl.float32) * (1 / (1 << BITS))

@@ -52,30 +52,18 @@ class Layout:
 
 @kept
 def shifts(padded: int, device: torch.device, kind: torch.dtype) -> Tensor:
-    """What `ramp` adds for the nodes -1 ... G, then for 0 ... G - 1 with a last one that makes every ramp one.
-
-    Then for 0 ... G - 1 once more, from a place on that two divides, so that two are loaded together.
-    """
+    """What `ramp` adds for the nodes -1 ... G, then for 0 ... G - 1 with a last one that makes every ramp one."""
     nodes = torch.arange(1, -padded - 1, -1)
-    nodes = torch.cat([nodes, nodes[1:-2], nodes[:1], nodes[1:-1]])
-    if kind == torch.float32:
-        return nodes.to(kind).to(device)
-    # of either type of codes they are signed
-    return (nodes * steps(kind)).to(torch.int16).to(device)
-
-
-def steps(kind: torch.dtype) -> int:
-    """How many steps of codes of this type a cell has."""
-    return 256 if kind == torch.uint16 else 512
+    nodes = torch.cat([nodes, nodes[1:-2], nodes[:1]])
+    return (nodes * 512 if kind == torch.int16 else nodes).to(kind).to(device)
 
 
 @kept
-def bits_of_cells(device: torch.device, kind: torch.dtype) -> Tensor:
+def bits_of_cells(device: torch.device) -> Tensor:
     """For `count_kernel`: of 16 rows the high bits of a code; of eight columns the next bits, a mask and a unit."""
     rows, columns = torch.arange(16), torch.arange(8)
     share = columns % 2
-    one = steps(kind)
-    parts = (4 * one * rows, one * (columns // 2), (one - 1) * share, one * (1 - share))
+    parts = (2048 * rows, 512 * (columns // 2), 511 * share, 512 * (1 - share))
     return torch.cat(parts).to(torch.int16).to(device)
 
 

@@ -53,21 +53,21 @@ def _find_cell(x, nodes, index, G: tl.constexpr, GP: tl.constexpr):
 
 
 @triton.jit
-def _find_code(x, nodes, index, G: tl.constexpr, GP: tl.constexpr, ONE: tl.constexpr):
+def _find_code(x, nodes, index, G: tl.constexpr, GP: tl.constexpr):
     """The codes of `x (ROWS, DIMS)` where no bin has two nodes, in one look-up, see `_index`."""
     per_bin = tl.load(index + 2 * (G - 1))
     start, slopes = load_words(index + 3 * GP, find_bin(x, tl.load(nodes), per_bin, 4 * GP))
     distance = x - (start & -64).to(tl.float32, bitcast=True)
     slope = tl.where(distance < 0, slopes, slopes >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     # the integer is in the last bits, as in `find_bin`
-    share = tl.fma(distance * (per_bin * (ONE / 512)), slope, 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
-    return _bounded((start & 63) * ONE + share, G, ONE)
+    share = tl.fma(distance * per_bin, slope, 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
+    return _bounded((start & 63) * 512 + share, G)
 
 
 @triton.jit
-def _bounded(code, G: tl.constexpr, ONE: tl.constexpr):
+def _bounded(code, G: tl.constexpr):
     """Codes of cells that there are, whatever x was; not the last 512, so that one more cell does not overflow."""
-    MOST: tl.constexpr = ONE * (G - 1) if ONE * G < 32768 else 32255
+    MOST: tl.constexpr = 512 * (G - 1) if G < 64 else 32255
     return tl.minimum(tl.maximum(code, 0), MOST).to(tl.int16)
 
 
@@ -106,8 +106,7 @@ def locate_kernel(
     base, index = nodes + line * GP, stats + (line * STATS + 3) * GP
     tau = tl.load(bandwidth + problem)
     blocks = tl.cdiv(length, ROWS)
-    CODES: tl.constexpr = places.dtype.element_ty != tl.float32
-    ONE: tl.constexpr = 256 if places.dtype.element_ty == tl.uint16 else 512
+    CODES: tl.constexpr = places.dtype.element_ty == tl.int16
     crowded = True
     if CODES:
         crowded = tl.max(tl.max(tl.load(index + 2 * (G - 1) + 1), 1), 0) > 1
@@ -143,12 +142,12 @@ def locate_kernel(
                 cell, start, per_width = _find_cell(x, base, index, G, GP)
                 # a NaN becomes zero
                 share = tl.minimum(tl.maximum((x - start) * per_width, 0.0), 1.0)
-                code = _bounded(cell * ONE + (share * ONE + 0.5).to(tl.int32), G, ONE)
+                code = _bounded(cell * 512 + (share * 512 + 0.5).to(tl.int32), G)
             else:
-                code = _find_code(x, base, index, G, GP, ONE)
+                code = _find_code(x, base, index, G, GP)
             if MASKED:
                 code = tl.where(counts, code, 0)
-            tl.store(places + out, code.to(places.dtype.element_ty), mask=here)
+            tl.store(places + out, code, mask=here)
         else:
             cell, start, per_width = _find_cell(x, base, index, G, GP)
             if EXPONENTIAL:

@@ -114,7 +114,7 @@ def read_kernel(
             # the last ramp is one everywhere, and what it multiplies is F at the first node
             weight = ramp(place, tl.load(shifts + GP + 2 + node), FAST)
         else:
-            weight = ramp(place, tl.load(shifts + 2 * GP + 2 + node), FAST)
+            weight = ramp(place, tl.load(shifts + node + 1), FAST)
         weight = tl.reshape(weight, (ROWS, TOGETHER * BLOCK))
         found = product(weight, values, found, PRECISION, EMULATED)
         if COUNT:

@@ -28,7 +28,7 @@ class Places:
     @property
     def codes(self) -> bool:
         """Whether they are codes, see `language`."""
-        return self.first.dtype != torch.float32
+        return self.first.dtype == torch.int16
 
 
 @dataclass(frozen=True)
