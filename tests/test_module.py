@@ -163,6 +163,7 @@ def test_gradients_reach_the_coefficients_of_a_kernel(rows, device):
     assert (slopes.grad != 0).all()
 
 
+@pytest.mark.usefixtures("reproducible")
 @pytest.mark.parametrize("backend", ["sorted", "tiled"])
 def test_coefficients_that_are_parameters_are_trained_saved_and_copied_with_the_module(backend, rows, device):
     def build():
