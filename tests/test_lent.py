@@ -101,8 +101,8 @@ def test_results_are_the_same_in_used_memory(kernel, monkeypatch):
         expected = gradients(kernel)
     assert not lent._free
     for _ in range(3):
-        for block in lent._free.values():
-            block[:] = 255
+        for block in list(lent._free.values()):
+            block.fill_(255)
         found = gradients(kernel)
         assert all(torch.equal(here, there) for here, there in zip(found, expected, strict=True))
         del found

@@ -7,7 +7,6 @@ malloc gets blocks of 32 MB and more from the system at every call, which hands 
 import math
 import weakref
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,11 +16,9 @@ LARGE = 32 << 20
 KEPT = 256 << 20
 # a block serves what takes at least this part of it
 _PART = 0.75
-# huge pages, which numpy asks for where there are any, begin at multiples of this
-_PAGE = 2 << 20
 
 # those that nobody has, the longest unused first; entries come and go one at a time, which needs no lock
-_free: dict[int, np.ndarray] = {}
+_free: dict[int, Tensor] = {}
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -31,9 +28,8 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if size < LARGE or torch.are_deterministic_algorithms_enabled():
         return torch.empty(shape, dtype=dtype)
     block = _take(size)
-    first = -block.ctypes.data % _PAGE
-    # a tensor's memory is this very array: when it goes, the last view of the tensor has gone
-    room = block[first : first + size]
+    # the memory of the tensor is this very array: when it goes, the last view of the tensor has gone
+    room = block[:size].numpy()
     weakref.finalize(room, _give_back, block).atexit = False
     return torch.from_numpy(room).view(dtype).view(shape)
 
@@ -43,18 +39,18 @@ def empty_like(tensor: Tensor) -> Tensor:
     return empty(tensor.shape, tensor.dtype) if tensor.device.type == "cpu" else tensor.new_empty(tensor.shape)
 
 
-def _take(size: int) -> np.ndarray:
-    """A block of which `size` bytes from a multiple of a page on are free."""
+def _take(size: int) -> Tensor:
+    """A block of at least so many bytes."""
     for place, block in list(_free.items()):
         # another thread may have been faster
-        if _PART * (block.size - _PAGE) <= size <= block.size - _PAGE and _free.pop(place, None) is not None:
+        if _PART * block.nbytes <= size <= block.nbytes and _free.pop(place, None) is not None:
             return block
-    return np.empty(size + _PAGE, np.uint8)
+    return torch.empty(size, dtype=torch.uint8)
 
 
-def _give_back(block: np.ndarray) -> None:
+def _give_back(block: Tensor) -> None:
     _free[id(block)] = block
     for oldest in list(_free):
-        if sum(other.size - _PAGE for other in list(_free.values())) <= KEPT:
+        if sum(other.nbytes for other in list(_free.values())) <= KEPT:
             break
         _free.pop(oldest, None)
