@@ -46,5 +46,4 @@ def test_memory_is_at_most_three_times_the_inputs(kernel, passes):
 def test_twice_the_length_takes_at_most_2_3_times_as_long(kernel, passes):
     times = {n: ROWS[kernel, passes, n].median_ms for n in SIZES}
     for n in SIZES[:-1]:
-        # the promise is 2.3; the rows of 16,384 points do not fit a cache that others share, see docs/performance.md
-        assert times[2 * n] <= (2.3 if n < 8192 else 2.4) * times[n]
+        assert times[2 * n] <= 2.3 * times[n]
