@@ -62,7 +62,7 @@ def run(walk: Walk, values: Tensor, weight: Tensor | None, *gradients: Tensor) -
     totals = walk.rows.new_empty(parts * lines * math.ceil(walk.number / LEG) * (walk.width + 1))
     words = math.ceil(walk.number / 32)
     tied = torch.zeros(parts * lines * words, dtype=torch.int32, device=walk.rows.device)
-    with torch.cuda.device(walk.rows.device):
+    with launch.on(walk.rows.device):
         moments = walk.moments(tracks, defines) if runs > 1 else None
         launch.Kernel(SOURCE, "trade", defines)(
             (lines * runs, parts), 32, *points, *rows, moments, by_value, by_weight, by_key, by_query, totals, tied,
