@@ -105,7 +105,8 @@ def _sums(
     return sums, total
 
 
-def _attention(
+@launch.foreseen
+def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -129,9 +130,6 @@ def _attention(
         look_at(value, unfit)
     rows = sums if query.dtype == sums.dtype else torch.empty(sums.shape, dtype=query.dtype, device=sums.device)
     return divide_on_gpu(sums, total, unfit, floor, rows)
-
-
-attention = launch.foreseen(_attention)
 
 
 def scatter(
