@@ -21,6 +21,11 @@ FOLDER = Path(sys.prefix) / "browser" / PACKAGE.rpartition("@")[2]
 # what npm's package holds, all compressed by Brotli: the program, its libraries, a software renderer and a typeface
 PROGRAM, ARCHIVES = "chromium.br", ("al2023.tar.br", "swiftshader.tar.br", "fonts.tar.br")
 
+FONTS = f"""<?xml version="1.0"?>
+<!DOCTYPE fontconfig SYSTEM "fonts.dtd">
+<fontconfig><dir>{FOLDER / "fonts"}</dir><cachedir>{FOLDER / "cache"}</cachedir></fontconfig>
+"""
+
 
 def find() -> tuple[str, dict[str, str]] | None:
     """The program and the environment it needs; None if there is none."""
@@ -52,6 +57,8 @@ def fetch() -> None:
                 else:
                     with tarfile.open(fileobj=io.BytesIO(plain)) as parts:
                         parts.extractall(made, filter="data")
+        # the package's own file names folders of the place it is made for; without a typeface no text has a width
+        (made / "fonts.conf").write_text(FONTS, encoding="utf-8")
         os.replace(made, FOLDER)
 
 

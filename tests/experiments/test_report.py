@@ -286,7 +286,8 @@ def test_a_browser_shows_it(committed, chromium, width, scheme, tmp_path):
     tab.on("console", lambda message: faults.append(message.text))
     tab.on("pageerror", lambda error: faults.append(str(error)))
     tab.goto(committed.as_uri())
-    # nothing is wider than the screen but what scrolls by itself
+    # text is drawn, and nothing is wider than the screen but what scrolls by itself
+    assert tab.evaluate("document.querySelector('nav a').offsetWidth") > 20
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     assert tab.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
     picture = tmp_path / "screen.png"

@@ -19,7 +19,7 @@ STYLE = """
 body { margin: 0 auto; padding: 1rem; max-width: 72rem; background: var(--paper); color: var(--ink);
   font: 1rem/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; } h3 { font-size: 1rem; margin-bottom: .4rem; }
-a { color: inherit; } nav a { margin-right: .9rem; } p, summary { overflow-wrap: anywhere; }
+a { color: inherit; } nav { display: flex; flex-wrap: wrap; gap: 0 .9rem; } p, summary { overflow-wrap: anywhere; }
 .note { color: var(--soft); font-size: .85rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .8rem; font-variant-numeric: tabular-nums; white-space: nowrap; }
