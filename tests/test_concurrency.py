@@ -55,6 +55,23 @@ def test_one_thread_and_two_give_the_same_bits(case, shape, threads):
         assert torch.equal(one, two), f"{name} differs between one thread and two"
 
 
+@pytest.mark.parametrize("dims", [5, 20])
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("name", CASES)
+def test_one_thread_and_two_give_the_same_bits_by_blocks_and_by_features(name, causal, dims, threads):
+    # one head and as many pairs, or points, as torch cuts a sum with a single result at; a few keys beyond two blocks,
+    # but not for torch's own attention, whose gradients then differ by the number of threads
+    shape, backend = Shape((1,), 300, 400 if name in ("softmax", "gauss") else 522, dims, 13), "tiled"
+    if name in FEATURES:
+        shape, backend = Shape((1,), 3000, 4000, dims, 12), "linear"
+    inputs, gradient = draw(shape, torch.float32), cotangent(shape, torch.float32)
+    results = []
+    for count in (1, 2):
+        threads(count)
+        results.append(everything(CASES[name], inputs, gradient, backend, is_causal=causal))
+    assert same(*results)
+
+
 def test_one_thread_and_two_give_the_same_bits_with_masked_and_grouped_keys(threads):
     shape = Shape((4,), 400, 3000, 16, 16)
     query, key, value = draw(shape, torch.float32)

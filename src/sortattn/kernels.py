@@ -89,6 +89,23 @@ class Kernel:
         return f"<sortattn kernel {self.name}: {self.formula}>"
 
 
+def scaled(points: Tensor, bandwidth: float | Tensor) -> Tensor:
+    """`points / bandwidth`; the bandwidth's gradient is the same for any number of threads."""
+    if isinstance(bandwidth, Tensor):
+        # summed column by column first: torch cuts only a sum with a single result between its threads
+        bandwidth = bandwidth.expand(*bandwidth.shape[:-1], points.shape[-1])
+    return points / bandwidth
+
+
+def widened(points: Tensor) -> Tensor:
+    """Points on the CPU with a multiple of eight columns, zeros where there were none, for products of matrices.
+
+    With other widths what they round to may depend on the number of threads, in the library that torch calls for them.
+    """
+    spare = -points.shape[-1] % 8
+    return points if points.is_cuda or not spare else torch.nn.functional.pad(points, (0, spare))
+
+
 def _differences(query: Tensor, key: Tensor, dim: int) -> Tensor:
     return query[..., :, None, dim] - key[..., None, :, dim]
 
@@ -117,7 +134,7 @@ class Softmax(ExponentialKernel):
     bandwidth = "D^(1/4)"
 
     def log_gram(self, query, key, bandwidth):
-        return (query / bandwidth) @ (key / bandwidth).transpose(-1, -2)
+        return widened(scaled(query, bandwidth)) @ widened(scaled(key, bandwidth)).transpose(-1, -2)
 
     def center(self, query, key):
         # a constant added to all keys multiplies a whole row of the Gram matrix, which the normalisation removes
@@ -132,7 +149,7 @@ class Gauss(ExponentialKernel):
     def log_gram(self, query, key, bandwidth):
         total = 0.0
         for dim in range(query.shape[-1]):
-            total = total - (_differences(query, key, dim) / bandwidth).square() / 2
+            total = total - scaled(_differences(query, key, dim), bandwidth).square() / 2
         return total
 
 
@@ -145,7 +162,7 @@ class Laplace(ExponentialKernel):
     def log_gram(self, query, key, bandwidth):
         total = 0.0
         for dim in range(query.shape[-1]):
-            total = total - (_differences(query, key, dim) / bandwidth).abs()
+            total = total - scaled(_differences(query, key, dim), bandwidth).abs()
         return total
 
 
@@ -164,7 +181,7 @@ class Riesz(Kernel):
         # the root has no derivative at zero; there the gradient is zero, the mean over all directions
         distance = torch.where(squares == 0, 0.0, torch.where(squares == 0, 1.0, squares).sqrt())
         norms = _norm(query)[..., :, None] + _norm(key)[..., None, :]
-        return (norms - distance) / bandwidth + RIESZ_EPSILON
+        return scaled(norms - distance, bandwidth) + RIESZ_EPSILON
 
 
 def _norm(points: Tensor) -> Tensor:
@@ -204,7 +221,7 @@ class SidedKernel(Kernel):
     def gram(self, query, key, bandwidth):
         total = 0.0
         for dim in range(query.shape[-1]):
-            total = total + self.univariate(_differences(query, key, dim) / bandwidth)
+            total = total + self.univariate(scaled(_differences(query, key, dim), bandwidth))
         return total
 
 
@@ -219,7 +236,7 @@ class AddRiesz(SidedKernel):
 
     def gram(self, query, key, bandwidth):
         norms = query.abs().sum(-1)[..., :, None] + key.abs().sum(-1)[..., None, :]
-        return norms / bandwidth + super().gram(query, key, bandwidth) + RIESZ_EPSILON * query.shape[-1]
+        return scaled(norms, bandwidth) + super().gram(query, key, bandwidth) + RIESZ_EPSILON * query.shape[-1]
 
     def offsets(self, query, key, bandwidth):
         scale = bandwidth[..., 0] if isinstance(bandwidth, Tensor) else bandwidth
@@ -474,7 +491,8 @@ class FeatureKernel(Kernel):
         raise NotImplementedError
 
     def gram(self, query, key, bandwidth):
-        return self.features(query / bandwidth) @ self.features(key / bandwidth).transpose(-1, -2)
+        query, key = (widened(self.features(scaled(points, bandwidth))) for points in (query, key))
+        return query @ key.transpose(-1, -2)
 
 
 class Tri(FeatureKernel):
@@ -511,7 +529,8 @@ class Elu(FeatureKernel):
     capacity = "<= D"
 
     def features(self, points):
-        return torch.nn.functional.elu(points) + 1
+        # torch's own elu subtracts the one again, and rounds by where its threads cut the points
+        return points.relu() + points.clamp(max=0).exp()
 
 
 class Dpfp(FeatureKernel):

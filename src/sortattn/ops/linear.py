@@ -6,7 +6,7 @@ Causal sums go chunk by chunk: what earlier chunks hold is one matrix, what the 
 import torch
 from torch import Tensor
 
-from ..kernels import FeatureKernel, Kernel
+from ..kernels import FeatureKernel, Kernel, scaled, widened
 from ..normalise import normalise
 from ..validation import Problem
 
@@ -32,14 +32,14 @@ def kernel_sum(problem: Problem, kernel: FeatureKernel) -> Tensor:
 
 def _sums(problem: Problem, kernel: FeatureKernel) -> tuple[Tensor, Tensor]:
     query, key = kernel.center(problem.query, problem.key)
-    query, key = kernel.features(query / problem.bandwidth), kernel.features(key / problem.bandwidth)
+    query, key = (widened(kernel.features(scaled(points, problem.bandwidth))) for points in (query, key))
     value = problem.value
     if problem.weight is not None:
         key = key * problem.weight[..., None]
     ones = value.new_ones(*value.shape[:2], 1)
-    value = torch.cat([value, ones], -1)
+    channels, value = value.shape[-1], widened(torch.cat([value, ones], -1))
     sums = _causal(problem, query, key, value) if problem.causal else query @ (key.transpose(1, 2) @ value)
-    return sums[..., :-1], sums[..., -1]
+    return sums[..., :channels], sums[..., channels]
 
 
 def _causal(problem: Problem, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

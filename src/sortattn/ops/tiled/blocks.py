@@ -5,11 +5,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...kernels import KERNELS, ExponentialKernel, rebuild
+from ...kernels import KERNELS, ExponentialKernel, rebuild, widened
 from ...normalise import reciprocal, through_quotient
 from ..recorded import recorded
 from .inputs import Inputs
 
+# blocks of fewer keys are joined to their neighbours: a product with so narrow a matrix may round by the number of threads
+_NARROW = 12
 # numbers in the largest intermediate of a block, per dimension that autograd keeps of it in the backward pass
 _BLOCK = 1 << 22
 _LENGTH = 256
@@ -26,6 +28,7 @@ def forward(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
     weight, bandwidth, parameters, tau, kernel, causal, group, normalised, _ = inputs[3:]
     chosen = rebuild(kernel, None if parameters is None else parameters.detach())
     logarithm = normalised and shifted(kernel)
+    channels, value = value.shape[2], widened(value)
     sums = torch.zeros(*query.shape[:2], value.shape[2], dtype=value.dtype, device=value.device)
     total = torch.zeros(query.shape[:2], dtype=value.dtype, device=value.device)
     shift = torch.full_like(total, -torch.inf) if logarithm else None
@@ -52,7 +55,7 @@ def forward(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
         total[problems, rows] += block.sum(-1)
     if normalised:
         sums *= reciprocal(total, chosen.floor)[..., None]
-    return sums, total, torch.where(shift == -torch.inf, 0.0, shift) if logarithm else None
+    return sums[..., :channels].contiguous(), total, torch.where(shift == -torch.inf, 0.0, shift) if logarithm else None
 
 
 def backward(
@@ -69,6 +72,7 @@ def backward(
         grad, grad_total = through_quotient(grad, rows, total, floor)
     else:
         grad_total = torch.zeros_like(total)
+    grad = widened(grad)
 
     def accumulate() -> None:
         for problems, rows, columns in _blocks(query, key, causal, group):
@@ -87,7 +91,7 @@ def backward(
             else:
                 block = chosen.gram(queries, keys, taus)
                 block = block if seen is None else torch.where(seen, block, 0.0)
-            outputs = (block @ values, block.sum(-1))
+            outputs = (block @ widened(values), block.sum(-1))
             grads = (grad[problems, rows], grad_total[problems, rows])
             asked = [leaf for leaf in leaves if leaf is not None]
             parts = iter(torch.autograd.grad(outputs, asked, grads, allow_unused=True))
@@ -112,8 +116,9 @@ def _blocks(query: Tensor, key: Tensor, causal: bool, group: int) -> Iterator[tu
             if causal and m // each == (min(m + length[0], rows) - 1) // each:
                 # all rows of the block belong to one head: keys beyond its last query are not seen
                 reach = max(0, (min(m + length[0], rows) - 1) % each + 1 + key.shape[1] - each)
-            for n in range(0, reach, length[1]):
-                yield slice(p, p + together), slice(m, m + length[0]), slice(n, n + length[1])
+            for n in range(0, max(reach - _NARROW, 0) + 1 if reach else 0, length[1]):
+                last = reach - n - length[1] < _NARROW
+                yield slice(p, p + together), slice(m, m + length[0]), slice(n, reach if last else n + length[1])
 
 
 def _seen(

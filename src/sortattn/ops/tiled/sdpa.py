@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...kernels import Gauss, Kernel, Softmax
+from ...kernels import Gauss, Kernel, Softmax, scaled
 from ...validation import Problem, autocasts
 
 # numbers of bfloat16 that together have the digits of a float32, and what torch's fast kernels want dimensions to be
@@ -56,7 +56,7 @@ def attention(problem: Problem, kernel: Softmax | Gauss) -> Tensor:
 
 def _wide(problem: Problem, kernel: Softmax | Gauss) -> tuple[Tensor, Tensor, float]:
     query, key = kernel.center(problem.query, problem.key)
-    query, key = query / problem.bandwidth, key / problem.bandwidth
+    query, key = scaled(query, problem.bandwidth), scaled(key, problem.bandwidth)
     if isinstance(kernel, Gauss):
         query = F.pad(query, (0, 1), value=1.0)
         key = torch.cat([key, key.square().sum(-1, keepdim=True) / -2], -1)
