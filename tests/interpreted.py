@@ -1,5 +1,6 @@
 """What `test_grid_kernels` runs in a process of its own, where Triton's interpreter is switched on."""
 
+import itertools
 import sys
 import traceback
 
@@ -287,13 +288,15 @@ def played_rounds():
         return sortattn.kernel_attention(*points, "add_riesz", is_causal=True, backend="grid:8")
 
     wanted = call(draws[2])
-    gpu_causal.rounds = lambda *_: (slice(0, 4), slice(4, 8))
-    with compiled.stand_ins() as launched:
-        for points in draws[:2]:
-            call(points)
-        assert not launched
-        assert torch.equal(call(draws[2]), wanted)
-        assert len(launched) == 21
+    # rounds of several sizes are not alike, though the size of one divides the number of heads
+    for heads, number in (((0, 4, 8), 21), ((0, 2, 4, 8), 0)):
+        gpu_causal.rounds = lambda *_, heads=heads: itertools.starmap(slice, itertools.pairwise(heads))
+        with compiled.stand_ins() as launched:
+            for points in draws[:2]:
+                call(points)
+            assert not launched
+            assert torch.equal(call(draws[2]), wanted)
+            assert len(launched) == number
 
 
 def played_gradients():

@@ -91,18 +91,18 @@ _COSTS: dict[str, dict[str, dict[str, Cost]]] = {
             "grid": _GRID,
         },
         "add_riesz": {
-            "tiled": Cost(call=8e4, pair=1.1e-4),
-            "sorted": Cost(call=3.8e5, point=1.08e-3),
+            "tiled": Cost(call=1.1e5, pair=1.05e-4),
+            "sorted": Cost(call=2.4e5, point=8e-4),
             "grid": _GRID,
         },
         "add_laplace": {
-            "tiled": Cost(call=8.5e4, pair=1.83e-4),
-            "sorted": Cost(call=3.8e5, point=1.06e-3),
+            "tiled": Cost(call=1.1e5, pair=1.85e-4),
+            "sorted": Cost(call=2.3e5, point=9.4e-4),
             "grid": _GRID,
         },
         "add_bump": {
             "tiled": Cost(call=7.5e4, pair=1.54e-4),
-            "sorted": Cost(call=4.2e5, point=1.55e-3),
+            "sorted": Cost(call=2.6e5, point=1.5e-3),
             "grid": _GRID,
         },
         "dense": {"tiled": Cost(call=1e5, pair=1.7e-4)},
@@ -112,7 +112,7 @@ _COSTS: dict[str, dict[str, dict[str, Cost]]] = {
     "sm_90 with gradients": {
         "add_riesz": {
             "tiled": Cost(call=3.5e5, pair=4.98e-4),
-            "sorted": Cost(call=1.5e6, point=2.35e-3),
+            "sorted": Cost(call=1.75e6, point=2e-3),
             "grid": _GRID_GRADIENTS,
         },
         "add_laplace": {
@@ -122,7 +122,7 @@ _COSTS: dict[str, dict[str, dict[str, Cost]]] = {
         },
         "add_bump": {
             "tiled": Cost(call=3.7e5, pair=9.6e-4),
-            "sorted": Cost(call=1.4e6, point=5.4e-3),
+            "sorted": Cost(call=1.25e6, point=4.4e-3),
             "grid": _GRID_GRADIENTS,
         },
     },

@@ -10,7 +10,7 @@ from ...normalise import reciprocal, through_quotient
 from ..recorded import recorded
 from .inputs import Inputs
 
-# blocks of fewer keys are joined to their neighbours: a product with so narrow a matrix may round by the number of threads
+# blocks of fewer keys are joined to their neighbours: products with so narrow a matrix may round by the threads
 _NARROW = 12
 # numbers in the largest intermediate of a block, per dimension that autograd keeps of it in the backward pass
 _BLOCK = 1 << 22

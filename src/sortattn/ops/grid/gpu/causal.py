@@ -65,8 +65,12 @@ def forward(
     phi = matrix(grid, phi_largest)
     out = empty(problems, rows, channels, dtype=value.dtype, device=value.device)
     totals = empty(problems, rows, device=query.device)
-    for some in rounds(problems, workspace(grid, value, rows), query, key, value):
-        part = grid.some(some, alike=True)
+    parts = list(rounds(problems, workspace(grid, value, rows), query, key, value))
+    # of one size, and such that addresses are aligned as those of the first
+    sizes = {some.stop - some.start for some in parts}
+    alike = len(sizes) == 1 and min(sizes) % 4 == 0
+    for some in parts:
+        part = grid.some(some, alike)
         inputs = (query, key, value, weight, phi, phi_largest)
         queries, keys, values, counted, between, largest = (of_heads(one, some) for one in inputs)
         places = locate(part, keys, counted, grid.place_type, grid.line_type)
@@ -103,8 +107,9 @@ def workspace(grid: Grid, value: Tensor, rows: int) -> int:
 def rounds(problems: int, each: int, *inputs: Tensor) -> Iterator[slice]:
     """Heads whose tables are made together, `each` bytes for one."""
     most = max(_WORKSPACE, sum(part.nbytes for part in inputs))
-    together = max(1, most // max(1, each))
-    # rounds of equal size
-    together = -(-problems // -(-problems // together))
+    fewest = -(-problems // max(1, most // max(1, each)))
+    # of one size and aligned if a few rounds more make them so, see `forward`; else nearly of one size
+    even = (number for number in range(fewest, 2 * fewest) if problems % (4 * number) == 0)
+    together = -(-problems // next(even, fewest)) if problems else 1
     for first in range(0, problems, together):
         yield slice(first, min(first + together, problems))

@@ -74,14 +74,11 @@ class Grid:
         return self.nodes.shape[1]
 
     def some(self, heads: slice, alike: bool = False) -> "Grid":
-        """The grid of some of the heads; `alike`: all launches of the call with such a grid have as many of them."""
+        """The grid of some of the heads; `alike`: all rounds of the call have as many of them, as aligned."""
         if whole(self.nodes, heads):
             return self
         parts = {name: getattr(self, name)[heads] for name in ("nodes", "stats", "bandwidth")}
-        # and the same alignment
-        number = heads.stop - heads.start
-        same = alike and self.problems % number == 0 and number % 4 == 0
-        return replace(self, **parts, launches=self.launches if same else None)
+        return replace(self, **parts, launches=self.launches if alike else None)
 
     def shifts(self, places: Tensor) -> Tensor:
         """What `ramp` adds to these places."""

@@ -54,6 +54,7 @@ def _kind(part: Tensor) -> tuple:
 def quick(kernel: JITFunction, known: Known | None, *which):
     """The kernel, for a launch as `kernel[programs](...)`; `which` of several that a call makes."""
     if known is None or not isinstance(kernel, JITFunction):
+        record.missed()
         return kernel
     return _Quick(kernel, known.programs, (kernel.__name__, *which))
 
@@ -69,6 +70,7 @@ class _Quick:
         return lambda *arguments, **constants: self._again(*found, arguments)
 
     def _first(self, programs: tuple[int, ...], arguments: tuple, constants: dict) -> None:
+        record.missed()
         compiled = self._kernel[programs](*arguments, **constants)
         if isinstance(compiled, CompiledKernel):
             programs = (*programs, 1, 1)[:3]

@@ -5,6 +5,7 @@ import triton.language as tl
 
 from .grid import Grid
 from .language import split_place
+from .launch import quick
 from .tables import Output, Places, Readable
 
 # points of a block, warps, and dimensions in a row
@@ -117,7 +118,7 @@ def look_up(grid: Grid, places: Places, tables: Readable, output: Output) -> Non
     """What `read` does, for any number of nodes."""
     tall, warps, unroll = _BLOCK
     programs, arguments, constants = output.arranged(tall)
-    lookup_kernel[programs](
+    quick(lookup_kernel, None)[programs](
         places.first,
         places.second,
         tables.rows,

@@ -70,6 +70,12 @@ def launched(compiled, programs: tuple[int, int, int], arguments: tuple) -> None
         _local.recorder.launches.append((compiled, programs, arguments))
 
 
+def missed() -> None:
+    """Says that a launch is not noted: a call that is being recorded cannot be played."""
+    if _local.recorder is not None:
+        _local.recorder.complete = False
+
+
 @dataclass(frozen=True)
 class Recorded:
     """A call: `(launch, arguments, addresses)` of each of its kernels, and what it needs beside its inputs.
@@ -108,6 +114,7 @@ class Recorder:
         self.made: list[Tensor] = []
         self.zeros: Tensor | None = None
         self.launches: list[tuple] = []
+        self.complete = True
 
     def __enter__(self) -> "Recorder":
         _local.recorder = self
@@ -117,9 +124,9 @@ class Recorder:
         _local.recorder = None
 
     def recorded(self, inputs: list[Tensor], outs: tuple[Tensor, ...]) -> Recorded | None:
-        """The call; None if it was more than launches, such that an address is in no tensor that is known of."""
+        """The call; None if it was more than the launches noted, or an address is in no tensor that is known of."""
         zeros = self.zeros
-        if zeros is None:
+        if zeros is None or not self.complete:
             return None
         made = [part for part in self.made if all(part is not out for out in outs)]
         fresh = [out for out in outs if out is not zeros]

@@ -222,7 +222,7 @@ def derive(
     programs = count_blocks(length, tall)
     exponential = grid.formula.exponential
     parts = torch.empty(grid.problems, programs, device=out.device) if wants_bandwidth and exponential else None
-    slopes_kernel[(programs, grid.problems)](
+    quick(slopes_kernel, None)[(programs, grid.problems)](
         points,
         places.first,
         grid.nodes,
