@@ -279,6 +279,33 @@ def played():
         assert len(launched) == 16
 
 
+def played_shared():
+    """Calls in which inputs share their memory are not played for others, nor those that overlap at all."""
+    one, two, three, four = (draw(Shape((2,), 16, 16, 3, 3), torch.float16, seed=seed) for seed in range(4))
+    # beginning in the same piece of memory, eight rows apart
+    piece = torch.cat([three[0], four[0]], 1).flatten()
+    apart = [piece[start : start + 96].view(2, 16, 3) for start in (0, 24, 48)]
+
+    def call(points):
+        return sortattn.kernel_attention(*points, "add_riesz", backend="grid:8")
+
+    wanted = [call(points) for points in (three, four, (four[0],) * 3, apart)]
+    with compiled.stand_ins() as launched:
+        # recorded with inputs that are the same, played with such only
+        for points in (one, two):
+            call((points[0],) * 3)
+        assert torch.equal(call(three), wanted[0])
+        assert not launched
+        assert torch.equal(call((four[0],) * 3), wanted[2])
+        assert len(launched) == 8
+    with compiled.stand_ins() as launched:
+        # not recorded
+        for _ in range(2):
+            assert torch.equal(call(apart), wanted[3])
+        assert torch.equal(call(four), wanted[1])
+        assert not launched
+
+
 def played_rounds():
     """The same of causal calls, of which the heads are taken in rounds: if these are alike, they are played too."""
     draws = [draw(Shape((8,), 18, 18, 2, 4), torch.float16, seed=seed) for seed in range(3)]
@@ -345,6 +372,7 @@ CHECKS = {
         matrix,
         causal,
         played,
+        played_shared,
         played_rounds,
         played_gradients,
     )

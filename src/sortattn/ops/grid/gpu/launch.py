@@ -6,6 +6,7 @@ call that is nothing but such launches is recorded, see `record`.
 """
 
 import functools
+from collections import Counter
 from collections.abc import Callable
 
 from torch import Tensor
@@ -16,23 +17,30 @@ from . import record
 
 
 class Known:
-    """What is known of calls of one kind: programs by kernel, and the whole call once it is recorded."""
+    """What is known of calls of one kind: programs by kernel, and the whole call once it is recorded.
+
+    Of a tensor that is given twice, as query and as key say, a recorded call does not tell which of the two a kernel
+    reads: calls are recorded by which of their inputs are the same.
+    """
 
     def __init__(self):
         self.programs: dict[tuple, tuple] = {}
-        self._recorded: record.Recorded | None = None
-        self._calls = 0
+        self._recorded: dict[tuple[int, ...], record.Recorded | None] = {}
+        self._calls: Counter[tuple[int, ...]] = Counter()
 
     def play(self, inputs: list[Tensor], call: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """The outputs of a call with these inputs: of the third of its kind as the second was recorded."""
-        if self._recorded is not None:
-            return self._recorded.play(inputs)
-        self._calls += 1
-        if self._calls != 2:
+        places = [part.data_ptr() for part in inputs]
+        same = tuple(map(places.index, places))
+        recorded = self._recorded.get(same)
+        if recorded is not None:
+            return recorded.play(inputs)
+        self._calls[same] += 1
+        if self._calls[same] != 2:
             return call()
         with record.Recorder() as recorder:
             outs = call()
-            self._recorded = recorder.recorded(inputs, outs)
+            self._recorded[same] = recorder.recorded(inputs, outs)
         return outs
 
 

@@ -124,9 +124,9 @@ class Recorder:
         _local.recorder = None
 
     def recorded(self, inputs: list[Tensor], outs: tuple[Tensor, ...]) -> Recorded | None:
-        """The call; None if it was more than the launches noted, or an address is in no tensor that is known of."""
+        """The call; None if it was more than the launches noted, or an address is in none or two known tensors."""
         zeros = self.zeros
-        if zeros is None or not self.complete:
+        if zeros is None or not self.complete or _Ranges(inputs).overlap():
             return None
         made = [part for part in self.made if all(part is not out for out in outs)]
         fresh = [out for out in outs if out is not zeros]
@@ -178,6 +178,15 @@ class _Ranges:
         self.tensors = tensors
         self._sorted = sorted((part.data_ptr(), -part.nbytes, at) for at, part in enumerate(tensors) if part.numel())
         self._starts = [start for start, _, _ in self._sorted]
+
+    def overlap(self) -> bool:
+        """Whether a tensor begins within another, and not where that does."""
+        stop = start = 0
+        for first, size, _ in self._sorted:
+            if start < first < stop:
+                return True
+            start, stop = first, max(stop, first - size)
+        return False
 
     def find(self, part: Tensor) -> tuple[int, int] | None:
         """The tensor, as its place in the list, and the offset in bytes."""
