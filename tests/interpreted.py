@@ -153,6 +153,38 @@ def causal_ways(name, dtype, dims):
             assert_close(one, other, {torch.float32: 1e-5, torch.float16: 2e-3}[dtype], name=label)
 
 
+def types():
+    """Neither torch's default type nor autocast around a backward pass changes a result; fused steps are seen."""
+    points = draw(Shape((1,), 20, 20, 2, 3), torch.float32)
+    points[2].mul_(3000)
+
+    def gradients(causal):
+        inputs = leaves(*points, torch.tensor([1.3], dtype=torch.float32))
+        output = sortattn.kernel_sum(*inputs[:3], "add_bump", bandwidth=inputs[3], backend="grid:12", is_causal=causal)
+        with torch.autocast("cpu", torch.float16, enabled=casts):
+            return [output.detach(), *torch.autograd.grad(output, inputs, torch.ones_like(output))]
+
+    gpu_causal.CHUNK = gpu_backward.CHUNK = walk._CHUNK = 16
+    for causal in (False, True):
+        casts = False
+        wanted = gradients(causal)
+        casts = True
+        assert all(map(torch.equal, gradients(causal), wanted))
+        casts = False
+        try:
+            torch.set_default_dtype(torch.bfloat16)
+            assert all(map(torch.equal, gradients(causal), wanted))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    coefficients = torch.nn.Parameter(torch.tensor([1.0, 1.0]))
+    kernel, optimizer = PolynomialExponential(coefficients), torch.optim.SGD([coefficients], lr=0.1, fused=True)
+    for _ in range(2):
+        found = sortattn.kernel_sum(*points, kernel, backend="grid:64")
+        assert_close(found, sortattn.kernel_sum(*points, kernel, backend="reference"), 2e-2)
+        coefficients.grad = torch.tensor([10.0, -20.0])
+        optimizer.step()
+
+
 def masks():
     """Masked keys do not count, heads of a group share their keys, and what is no number stays in its head."""
     query, key, value = (part[None] for part in draw(Shape((4,), 20, 33, 3, 4), torch.float32))
@@ -365,6 +397,7 @@ CHECKS = {
         gradients,
         causal_gradients,
         causal_ways,
+        types,
         masks,
         sums,
         operators,

@@ -49,6 +49,36 @@ def test_programs_are_compiled_at_the_same_time(works, monkeypatch):
     assert [ahead.code(program(name)) for name in "ab"] == [b"a", b"b"]
 
 
+def test_without_a_thread_whoever_needs_a_program_compiles_it(works, monkeypatch):
+    def refused(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(compile, "cubin", lambda source, *_: source.encode())
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        ahead.start([program("a"), program("b")])
+    assert works.workers == 0
+    assert [ahead.code(program(name)) for name in "ab"] == [b"a", b"b"]
+
+
+def test_what_has_failed_once_is_tried_again(works, monkeypatch):
+    begun, calls = threading.Event(), []
+
+    def cubin(source, *_):
+        calls.append(source)
+        begun.set()
+        if len(calls) == 1:
+            raise OSError("too many open files")
+        return source.encode()
+
+    monkeypatch.setattr(compile, "cubin", cubin)
+    ahead.start([program("a")])
+    assert begun.wait(30)
+    with pytest.raises(OSError, match="too many"):
+        ahead.code(program("a"))
+    assert ahead.code(program("a")) == b"a"
+
+
 def test_what_no_thread_has_begun_is_compiled_by_whoever_needs_it(works, monkeypatch):
     go_on, begun, calls = threading.Event(), threading.Event(), []
 

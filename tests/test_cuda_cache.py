@@ -126,3 +126,14 @@ def test_the_folder_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("SORTATTN_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cuda.folder() == tmp_path / "sortattn"
+
+
+def test_without_a_home_kernels_are_kept_among_temporary_files(monkeypatch, tmp_path):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("SORTATTN_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(cuda.Path, "home", homeless)
+    monkeypatch.setattr(cuda.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert cuda.folder().parent == tmp_path

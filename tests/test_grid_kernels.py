@@ -111,6 +111,10 @@ def test_a_call_that_is_played_again_gives_the_same_bits(interpret):
     interpret("played")
 
 
+def test_default_types_autocast_and_fused_optimizers_change_nothing(interpret):
+    interpret("types")
+
+
 def test_a_call_with_one_tensor_for_several_inputs_is_not_played_for_others(interpret):
     interpret("played_shared")
 

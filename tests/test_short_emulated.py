@@ -90,6 +90,17 @@ def test_inputs_of_16_bits_are_read_and_written_as_they_are(name, dtype):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_leading_dimension_of_one_may_lie_anywhere(name):
+    # contiguous to torch, which does not ask where a single head lies: it says as far apart as a row
+    case, gradient = CASES[name], cotangent(Shape((2, 3, 1), 5, 5, 4, 4), torch.float32)
+    drawn = draw(Shape((2, 3), 5, 5, 4, 4), torch.float32)
+    inputs = [part.view(2, 3, 5, 1, 4).transpose(2, 3) for part in drawn]
+    assert inputs[0].is_contiguous()
+    assert inputs[0].stride(2) == 4
+    check(define(case, inputs, gradient), case, inputs, gradient, backend="tiled")
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_sums_that_are_not_divided_have_gradients(name):
     shape = Shape((2,), 30, 40, 6, 5)
     inputs, gradient = draw(shape, torch.float32), cotangent(shape, torch.float32)

@@ -182,11 +182,14 @@ def test_rows_of_16_bits_are_walked_as_they_are(channels, dtype, emulated, monke
     assert spoilt[0, [0, 2, 3]].equal(output[0, [0, 2, 3]])
 
 
-@pytest.mark.parametrize("length", [40, 700], ids=["short", "long"])
-def test_what_is_no_number_is_found_where_it_is_sorted(length, emulated, monkeypatch):
-    """In queries, keys or values, of lines that are sorted at once or in stretches."""
+@pytest.mark.parametrize(
+    ("length", "items", "most"), [(40, 1, 9), (700, 1, 9), (4500, 8, 1)], ids=["short", "long", "merged"]
+)
+def test_what_is_no_number_is_found_where_it_is_sorted(length, items, most, emulated, monkeypatch):
+    """In queries, keys or values, of lines that are sorted at once, in stretches or in runs that are merged."""
+    monkeypatch.setattr(cuda_sort, "_most_parts", lambda threads, shared: most)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
-    monkeypatch.setattr(cuda_sort, "_sorter", lambda count, shared: (256, 1))
+    monkeypatch.setattr(cuda_sort, "_sorter", lambda count, shared: (256, items))
     given = points("normal", 4, length, length + 9, 2, 8)
     expected = sortattn.kernel_attention(*given, "add_laplace", backend="sorted")
     (query, key, value), number = given, float("nan")
@@ -423,6 +426,35 @@ def test_a_gpu_with_little_shared_memory_sorts_shorter_stretches(emulated, monke
     assert torch.equal(found.order, order.int())
     assert torch.equal(found.places, places)
     assert 0 < max(sizes) < 99 << 10
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_a_line_of_more_stretches_than_there_is_room_for_is_merged(most, emulated, monkeypatch):
+    monkeypatch.setattr(cuda_sort, "_most_parts", lambda threads, shared: most)
+    lines = torch.randn(2, 40_000, 3, generator=torch.Generator().manual_seed(1))
+    found = cuda.sort_lines(lines)
+    places, order = lines.transpose(1, 2).sort(dim=-1, stable=True)
+    assert torch.equal(found.order, order.int())
+    assert torch.equal(found.places, places)
+
+
+@pytest.mark.parametrize("shared", [99, 163, 227])
+def test_no_length_asks_for_more_shared_memory_than_there_is(shared, monkeypatch):
+    asked = []
+
+    class Sized:
+        def __init__(self, source, entry, defines=()):
+            self._defines = dict(defines)
+
+        def __call__(self, *arguments, shared=0):
+            asked.append(shared)
+
+    monkeypatch.setattr(launch, "Kernel", Sized)
+    monkeypatch.setattr(room, "device", lambda device: room.Device(100, 50 << 20, shared << 10))
+    for exponent in range(10, 27):
+        cuda_sort.sort_lines(torch.empty(1, 2**exponent + 1, 1, device="meta"))
+    # beside a few words of the kernel's own
+    assert max(asked) <= (shared << 10) - 16
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "ties"])

@@ -42,14 +42,23 @@ class _Works:
                     self.waiting.append(program)
             missing = min(len(self.waiting), _cores()) - self.workers
             for _ in range(missing):
+                try:
+                    threading.Thread(target=self._work, name="sortattn-compile").start()
+                except RuntimeError:
+                    # no more threads: whoever needs a program compiles it
+                    return
                 self.workers += 1
-                threading.Thread(target=self._work, name="sortattn-compile").start()
 
     def code(self, program: Program) -> bytes:
         future = self.begun.get(program)
         if future is None or future.cancel():
             return compile.cubin(*program)
-        return future.result()
+        try:
+            return future.result()
+        except Exception:
+            # the next one to ask tries again
+            self.begun.pop(program, None)
+            raise
 
     def _work(self) -> None:
         while True:

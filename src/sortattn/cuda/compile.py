@@ -33,7 +33,11 @@ def folder() -> Path:
     chosen = os.environ.get("SORTATTN_CACHE")
     if chosen:
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sortattn"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sortattn"
+    except RuntimeError:
+        # a user without a home, as in some containers
+        return Path(tempfile.gettempdir()) / f"sortattn-{os.getuid()}"
 
 
 def files() -> list[Path]:

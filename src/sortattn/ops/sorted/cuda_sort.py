@@ -108,6 +108,16 @@ def _sort_bytes(threads: int, items: int) -> int:
     return length * 6 + max(length * 2 + threads * 4 + warps * 4, warps * 256 * 2 + (256 + warps) * 4)
 
 
+def _split_bytes(parts: int, threads: int) -> int:
+    """The shared memory of a block that splits, beside some words that it has in any case."""
+    return 16 * parts * _SPLIT + 8 * threads * _SOME
+
+
+def _most_parts(threads: int, shared: int) -> int:
+    """Of how many stretches a block knows the bounds."""
+    return (shared - 64 - _split_bytes(0, threads)) // (16 * _SPLIT)
+
+
 def _sort_runs(
     points: Tensor, others: Tensor | None, order: Tensor, places: Tensor, threads: int, items: int, look: Look
 ) -> None:
@@ -134,21 +144,26 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor, look: Look) -> N
         sampled = min(length, _SAMPLED * count // length)
         sample = points[:, :: math.ceil(count / sampled)].contiguous()
         filled = max(1 - _SHORTER * math.sqrt(count / (length * sampled)), _FILLED)
-        parts = math.ceil(count / (filled * length))
+        parts = min(math.ceil(count / (filled * length)), _most_parts(threads, room.device(points.device).shared))
         shape = (heads, dims, sample.shape[1])
         indices, bounds = (torch.empty(shape, dtype=dtype, device=points.device) for dtype in _PAIR)
         _launch_sort(sample, indices, bounds, _NOWHERE)
-        pairs = torch.empty(heads * dims * parts, length, 2, dtype=torch.int32, device=points.device)
-        sizes = torch.zeros(heads * dims * parts, dtype=torch.int32, device=points.device)
-        done = torch.ones(heads * dims, dtype=torch.int32, device=points.device)
-        launch.Kernel(SOURCE, "split", defines)(
-            (heads * math.ceil(dims / _SPLIT) * math.ceil(count / _SEGMENT),), threads, points, bounds, pairs, sizes,
-            done, count, dims, parts, sample.shape[1], stable, *look.arguments(),
-            shared=16 * parts * _SPLIT + 8 * threads * _SOME,
-        )  # fmt: skip
-        launch.Kernel(SOURCE, "sort_parts", defines)(
-            (heads * dims * parts,), threads, pairs, sizes, done, order, places, count, parts, stable, shared=shared
-        )
+        # a line that is longer than all stretches together is left to the merges; its pairs take their turns below
+        split = parts * length >= count
+        rows = parts if split else runs
+        pairs = torch.empty(heads * dims * rows, length, 2, dtype=torch.int32, device=points.device)
+        done = torch.full((heads * dims,), int(split), dtype=torch.int32, device=points.device)
+        if split:
+            sizes = torch.zeros(heads * dims * parts, dtype=torch.int32, device=points.device)
+            launch.Kernel(SOURCE, "split", defines)(
+                (heads * math.ceil(dims / _SPLIT) * math.ceil(count / _SEGMENT),), threads, points, bounds, pairs,
+                sizes, done, count, dims, parts, sample.shape[1], stable, *look.arguments(),
+                shared=_split_bytes(parts, threads),
+            )  # fmt: skip
+            launch.Kernel(SOURCE, "sort_parts", defines)(
+                (heads * dims * parts,), threads, pairs, sizes, done, order, places, count, parts, stable, shared=shared
+            )
+            look = _NOWHERE
         # for lines that are not sorted yet, runs and merged ones take turns in two pairs of buffers, such that the last
         # one is the result
         other = [part.view(dtype)[: order.numel()] for part, dtype in zip(pairs.view(2, -1), _PAIR, strict=True)]
@@ -165,7 +180,7 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor, look: Look) -> N
             count,
             dims,
             runs,
-            *_NOWHERE.arguments(),
+            *look.arguments(),
             shared=shared,
         )
         while length < count:

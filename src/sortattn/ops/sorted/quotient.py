@@ -78,7 +78,8 @@ def divide_on_gpu(sums: Tensor, total: Tensor, unfit: Tensor, floor: float, rows
     """The same; the rows may have 16 bits."""
     problems, number, channels = sums.shape
     if sums.stride(2) != 1 or sums.stride(0) != number * sums.stride(1):
-        sums = sums.contiguous()
+        # of a single row torch takes any stride for that of a contiguous tensor
+        sums = sums.clone(memory_format=torch.contiguous_format)
     # four numbers are read at a time
     if sums.data_ptr() % 16:
         sums = sums.clone()

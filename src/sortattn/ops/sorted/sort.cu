@@ -503,7 +503,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (!sorted[line]) return;
     for (int i = 0; i < part; i++) first += sizes[line * parts + i];
     int number_of = sizes[blockIdx.x];
-    pairs += blockIdx.x * RUN;
+    pairs += index_t(blockIdx.x) * RUN;
     int start = threadIdx.x / 32 * 32 * ITEMS + threadIdx.x % 32;
     float key[ITEMS];
 #pragma unroll

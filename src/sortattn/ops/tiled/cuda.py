@@ -235,6 +235,10 @@ def _kernels(inputs: Inputs, gradients: bool, copied: bool) -> list[Kernel]:
     return [*looking, call.kernel_for("forward", call.rows)[0], *(_backward_kernels(call) if learning else ())]
 
 
+def _gradient_kernels(inputs: Inputs) -> list[Kernel]:
+    return short.kernels(inputs, True) if short.serves(inputs) else _backward_kernels(_Call(inputs))
+
+
 def _backward_kernels(call: _Call) -> list[Kernel]:
     if call.by_steps():
         entries = ("slopes", "forward_values", "prepare")
@@ -307,7 +311,7 @@ def _backward(
 
 
 _foreseen_forward = foreseen(_forward, _kernels)
-_foreseen_backward = foreseen(_backward, lambda *given: _backward_kernels(_Call(given[-1])))
+_foreseen_backward = foreseen(_backward, lambda *given: _gradient_kernels(given[-1]))
 
 
 def _backward_by_steps(call: _Call, grad: Tensor, rows: Tensor, total: Tensor) -> tuple[Tensor | None, ...]:

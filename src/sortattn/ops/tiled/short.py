@@ -141,7 +141,9 @@ def _part(shape: Shape, problems: int, own: int, others: int) -> int:
 
 def _laid(parts: tuple[Tensor, ...]) -> tuple[list[Tensor], list[int], list[int]]:
     """Tensors whose rows are contiguous, where they begin, and how far batches, heads and rows are apart."""
-    tensors = [part.contiguous() if part.stride(-1) != 1 or part.dim() > 4 else part for part in parts]
+    # of more leading dimensions one is made: where one of a single entry lies says nothing, contiguous or not
+    flat = (part.contiguous().flatten(0, -3) if part.dim() > 4 else part for part in parts)
+    tensors = [part if part.stride(-1) == 1 else part.contiguous() for part in flat]
     strides = []
     for part in tensors:
         *leading, row, _ = part.stride()

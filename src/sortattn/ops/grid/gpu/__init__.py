@@ -12,13 +12,15 @@ from ....validation import Problem
 
 # a program sorts the sample of one dimension in its registers: more nodes are left to torch's operations
 _MOST = 128
+# heads, of which a launch has a program each: CUDA's limit for its second and third dimension
+_HEADS = 65_535
 
 
 def serves(problem: Problem, count: int) -> bool:
     """Whether these kernels serve a call; others are left to torch's operations."""
     if problem.query.dtype == torch.float64 or count > _MOST:
         return False
-    if 0 in (*problem.query.shape, *problem.value.shape):
+    if 0 in (*problem.query.shape, *problem.value.shape) or problem.query.shape[0] > _HEADS:
         return False
     return here(problem.query)
 

@@ -60,7 +60,7 @@ def _fill(shape: tuple[int, ...], number: float, device: torch.device) -> Tensor
 
 @kept
 def _filled(shape: tuple[int, ...], number: float, device: torch.device) -> Tensor:
-    return torch.full(shape, number, dtype=torch.float32).to(device)
+    return torch.full(shape, number, dtype=torch.float32, device="cpu").to(device)
 
 
 def _capturing(tensor: Tensor) -> bool:
@@ -162,7 +162,8 @@ def grid_gpu_backward(
     call = (grad, query, key, value, weight if masked else None, out, totals, grid, tables)
     call += (Flags(row_flags, shared, group), chosen, parameters, normalise, wants_numbers)
     taus, others = torch.zeros_like(bandwidth), torch.zeros_like(parameters)
-    with on(query.device):
+    # a backward pass may be called for within autocast
+    with on(query.device), torch.autocast(query.device.type, enabled=False):
         if masked or wants_numbers:
             found = backward(*call)
             by_key, by_query, by_value = found.by_inputs

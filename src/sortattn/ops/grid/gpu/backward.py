@@ -71,7 +71,7 @@ def backward(
     phi = between_nodes(grid, phi_largest)
     slopes = _slopes(grid, tables, phi, phi_largest)
     by_query = empty(*query.shape, dtype=query.dtype, device=query.device)
-    by_bandwidth = torch.zeros(problems, device=query.device) if wants_numbers else None
+    by_bandwidth = torch.zeros(problems, dtype=torch.float32, device=query.device) if wants_numbers else None
 
     parts = []
     for some in rounds(query, grid.place_type):
@@ -87,7 +87,7 @@ def backward(
         if normalise:
             counts = weighted_count(part, places, of_heads(cotangent.weights, some))
         else:
-            counts = torch.zeros(left.shape[:3], device=left.device)
+            counts = torch.zeros(left.shape[:3], dtype=torch.float32, device=left.device)
         parts.append((left, counts))
     left, counts = joined(parts)
     turned = Tables(left, counts, counts, largest, rows, weighted=True)
@@ -153,7 +153,7 @@ def _derive(
     if isinstance(slopes, Steep):
         return tilt(grid, places, rows, slopes, counted, factors, extras, out)
     if counted and extras is None:
-        extras = torch.ones(rows.shape[:2], device=rows.device)
+        extras = torch.ones(rows.shape[:2], dtype=torch.float32, device=rows.device)
     turned = torch.empty_like(out.mT, memory_format=torch.contiguous_format)
     taus = derive(grid, points, places, rows, slopes, factors, extras, turned, wants_bandwidth)
     out.copy_(turned.mT)

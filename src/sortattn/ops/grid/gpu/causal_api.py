@@ -91,11 +91,11 @@ def grid_gpu_causal_backward(
     if not wants_numbers and group == 1 and query.shape[1] == key.shape[1]:
         given = parameters if parameters.numel() else None
         rest = (weight if masked else None, out, totals, grid, kernel, given, normalise)
-        with on(query.device):
+        with on(query.device), torch.autocast(query.device.type, enabled=False):
             found = backward(grad, *points, *rest)
         return *found, torch.zeros_like(bandwidth), torch.zeros_like(parameters)
     points = [part.float() for part in points]
-    counted = weight.float() if masked else torch.ones(value.shape[:2], device=value.device)
+    counted = weight.float() if masked else value.new_ones(value.shape[:2], dtype=torch.float32)
     rows = torch.cat([points[2], counted[..., None]], 2)
     wide = grad.float()
     if normalise:
@@ -104,11 +104,11 @@ def grid_gpu_causal_backward(
         by_sums, by_total = wide, torch.zeros_like(totals)
     cotangent = torch.cat([by_sums, by_total[..., None]], 2)
     inner = nodes[..., :count].contiguous()
-    with on(query.device):
+    with on(query.device), torch.autocast(query.device.type, enabled=False):
         extra = _extra(grid, inner, chosen)
-    found = grid_causal_backward(
-        cotangent, *points[:2], rows, bandwidth, parameters, inner, extra, kernel, group, exponential
-    )
+        found = grid_causal_backward(
+            cotangent, *points[:2], rows, bandwidth, parameters, inner, extra, kernel, group, exponential
+        )
     by_query, by_key, by_rows, by_bandwidth, by_parameters = found
     return by_query.to(query), by_key.to(key), by_rows[..., :-1].to(value).contiguous(), by_bandwidth, by_parameters
 

@@ -47,9 +47,9 @@ def backward(
     phi = matrix(grid, largest)
     turned = phi.mT.contiguous()
     lefts = (torch.searchsorted(grid.nodes, grid.nodes) - 1).clamp(min=0).int()
-    by_query, by_key = (torch.empty(problems, dims, length, device=query.device) for _ in range(2))
+    by_query, by_key = (query.new_empty(problems, dims, length, dtype=torch.float32) for _ in range(2))
     by_value = torch.empty_like(value)
-    counted = torch.ones(problems, length, device=query.device) if weight is None else weight.float()
+    counted = query.new_ones(problems, length, dtype=torch.float32) if weight is None else weight.float()
     for some in rounds(problems, 2 * workspace(grid, value, length), query, key, value):
         part = grid.some(some)
         mask = None if weight is None else weight[some]

@@ -273,7 +273,7 @@ def count_ramps(grid: Grid, places: Tensor, chunk: int = 0) -> Tensor:
     problems, dims, length = places.shape
     padded, block = grid.layout.padded, grid.layout.block
     if not grid.layout.narrow:
-        ones = torch.ones(problems, length, device=places.device)
+        ones = torch.ones(problems, length, dtype=torch.float32, device=places.device)
         return _sum(grid, Places(places, places), ones, hats=False, chunk=chunk)
     rows = 256
     programs = problems * dims * padded // block

@@ -48,8 +48,9 @@ def known(name: str, parameters: Tensor) -> tuple[SidedKernel, Formula]:
     """
     if not parameters.numel():
         return KERNELS[name], _named_formula(name, parameters.device)
-    # tensors of inference mode do not count their changes
-    version = None if parameters.is_inference() else parameters._version
+    # tensors of inference mode do not count their changes, nor do fused optimizers those of what they learn
+    uncounted = parameters.is_inference() or parameters.requires_grad
+    version = None if uncounted else parameters._version
     found = _known.get(parameters)
     if found is None or version is None or found[0] != version:
         kernel = rebuild(name, parameters.detach())

@@ -53,7 +53,7 @@ class Layout:
 @kept
 def shifts(padded: int, device: torch.device, kind: torch.dtype) -> Tensor:
     """What `ramp` adds for the nodes -1 ... G, then for 0 ... G - 1 with a last one that makes every ramp one."""
-    nodes = torch.arange(1, -padded - 1, -1)
+    nodes = torch.arange(1, -padded - 1, -1, device="cpu")
     nodes = torch.cat([nodes, nodes[1:-2], nodes[:1]])
     return (nodes * 512 if kind == torch.int16 else nodes).to(kind).to(device)
 
@@ -61,7 +61,7 @@ def shifts(padded: int, device: torch.device, kind: torch.dtype) -> Tensor:
 @kept
 def bits_of_cells(device: torch.device) -> Tensor:
     """For `count_kernel`: of 16 rows the high bits of a code; of eight columns the next bits, a mask and a unit."""
-    rows, columns = torch.arange(16), torch.arange(8)
+    rows, columns = (torch.arange(number, device="cpu") for number in (16, 8))
     share = columns % 2
     parts = (2048 * rows, 512 * (columns // 2), 511 * share, 512 * (1 - share))
     return torch.cat(parts).to(torch.int16).to(device)

@@ -164,7 +164,7 @@ def near_kernel(
 @kept
 def _zeros(device: torch.device) -> Tensor:
     """What `near_kernel` begins with."""
-    return torch.zeros(16 * 64, dtype=torch.float16).to(device)
+    return torch.zeros(16 * 64, dtype=torch.float16, device="cpu").to(device)
 
 
 def sum_near(

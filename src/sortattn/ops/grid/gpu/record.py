@@ -52,7 +52,7 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device)
     """As torch's; what is made within a recorded call has to be made by this."""
     made = torch.empty(*shape, dtype=dtype, device=device)
     if _local.recorder is not None:
-        _local.recorder.made.append(made)
+        _local.recorder.note(made)
     return made
 
 
@@ -66,14 +66,14 @@ def zeros(number: int, device: torch.device) -> Tensor:
 
 def launched(compiled, programs: tuple[int, int, int], arguments: tuple) -> None:
     """Notes a launch, if a call is being recorded."""
-    if _local.recorder is not None:
+    if _local.recorder is not None and _local.recorder.complete:
         _local.recorder.launches.append((compiled, programs, arguments))
 
 
 def missed() -> None:
     """Says that a launch is not noted: a call that is being recorded cannot be played."""
     if _local.recorder is not None:
-        _local.recorder.complete = False
+        _local.recorder.stop()
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,16 @@ class Recorder:
         self.zeros: Tensor | None = None
         self.launches: list[tuple] = []
         self.complete = True
+
+    def note(self, made: Tensor) -> None:
+        """A tensor that the call makes."""
+        if self.complete:
+            self.made.append(made)
+
+    def stop(self) -> None:
+        """Nothing is noted any more, and no tensor held: the call is not one that can be played."""
+        self.complete = False
+        self.made, self.launches = [], []
 
     def __enter__(self) -> "Recorder":
         _local.recorder = self

@@ -221,7 +221,7 @@ def derive(
     tall, wide = min(32, chunk or 32), channel_block(channels)
     programs = count_blocks(length, tall)
     exponential = grid.formula.exponential
-    parts = torch.empty(grid.problems, programs, device=out.device) if wants_bandwidth and exponential else None
+    parts = out.new_empty(grid.problems, programs, dtype=torch.float32) if wants_bandwidth and exponential else None
     quick(slopes_kernel, None)[(programs, grid.problems)](
         points,
         places.first,

@@ -25,7 +25,7 @@ def largest_kernel(rows, largest, size, SIZE: tl.constexpr):
     base = rows + tl.program_id(1).to(tl.int64) * size
     most = tl.zeros((SIZE,), tl.int32)
     span = tl.cdiv(tl.cdiv(size, tl.num_programs(0)), SIZE) * SIZE
-    start = tl.program_id(0) * span
+    start = tl.program_id(0).to(tl.int64) * span
     for first in range(start, tl.minimum(start + span, size), SIZE):
         at = first + tl.arange(0, SIZE)
         number = tl.load(base + at, mask=at < size, other=0.0).to(tl.float32)
