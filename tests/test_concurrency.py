@@ -235,6 +235,18 @@ def test_an_error_in_a_task_reaches_the_caller(count, threads):
     assert sorted(done) == [1, 2, 3]
 
 
+def test_a_pool_that_takes_no_more_work_leaves_it_to_the_caller(threads, monkeypatch):
+    """As it is when the interpreter ends, and threads or what runs at the exit go on."""
+    threads(2)
+    ended = pool._Pool()
+    ended.submit(1, lambda: None).result()
+    ended.executor.shutdown()
+    monkeypatch.setattr(pool, "_pool", ended)
+    done = []
+    pool.run(done.append, [(1,), (2,), (3,)])
+    assert done == [1, 2, 3]
+
+
 def test_autograd_is_at_work_inside_of_an_operator_and_only_there():
     @torch.library.custom_op("sortattn_tests::slope_of_square", mutates_args=())
     def slope_of_square(x: torch.Tensor) -> torch.Tensor:

@@ -246,3 +246,41 @@ def test_a_spline_whose_coefficients_are_learned_is_one_part():
     assert len(kernel.parts()) == 2
     slopes.requires_grad_()
     assert kernel.parts() == (kernel,)
+
+
+def test_tensors_that_need_no_gradient_are_copied():
+    slopes, coefficients = torch.tensor([0.0, 1.0, -1.0, 0.0]), torch.tensor([1.0, 1.0])
+    kernels = sortattn.Spline([-1.0, 0.0, 1.0], slopes), sortattn.PolynomialExponential(coefficients)
+    at = torch.tensor([-3.0, 0.25])
+    before = [kernel.univariate(at) for kernel in kernels]
+    slopes[0], coefficients[1] = -1.0, 5.0
+    assert all(torch.equal(kernel.univariate(at), found) for kernel, found in zip(kernels, before, strict=True))
+
+
+@pytest.mark.parametrize("place", [torch.inference_mode(), torch.device("meta")], ids=["inference", "meta"])
+def test_kernels_may_be_made_and_used_wherever(place):
+    def compute(kernel):
+        inputs = [part.requires_grad_() for part in torch.randn(3, 1, 9, 2, generator=torch.Generator().manual_seed(0))]
+        output = sortattn.kernel_attention(*inputs, kernel, backend="sorted")
+        return output.detach(), *torch.autograd.grad(output.square().sum(), inputs)
+
+    def make():
+        yield sortattn.Spline([-1.0, 0.0, 1.0], [0.0, 1.0, -1.0, 0.0])
+        yield sortattn.Spline(torch.tensor([0.0], device="cpu"), torch.tensor([1.0, -1.0], device="cpu"), offset=5.0)
+        yield sortattn.PolynomialExponential(torch.tensor([1.0, 1.0], device="cpu"))
+
+    with place:
+        made = list(make())
+    for kernel, wanted in zip(made, map(compute, make()), strict=True):
+        assert all(map(torch.equal, compute(kernel), wanted))
+
+
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump"])
+def test_the_default_device_does_not_matter(name):
+    query, key, value = (part.requires_grad_() for part in torch.randn(3, 2, 9, 4))
+    wanted = sortattn.kernel_attention(query, key, value, name, backend="sorted")
+    with torch.device("meta"):
+        found = sortattn.kernel_attention(query, key, value, name, backend="sorted")
+        found.sum().backward()
+    assert torch.equal(found, wanted)
+    assert query.grad.device.type == "cpu"

@@ -188,6 +188,27 @@ def test_coefficients_that_are_parameters_are_trained_saved_and_copied_with_the_
         assert other.kernel.slopes is not module.kernel.slopes
 
 
+@pytest.mark.parametrize("backend", ["sorted", "tiled"])
+@pytest.mark.parametrize("way", ["load", "assign", "call"])
+def test_parameters_of_a_kernel_may_be_replaced(way, backend, rows, device):
+    """A spline that vanishes outside becomes one that does not, though it needs no gradient."""
+
+    def module(slopes):
+        kernel = sortattn.Spline([-1.0, 0.0, 1.0], torch.nn.Parameter(slopes, requires_grad=False))
+        torch.manual_seed(0)
+        return sortattn.KernelAttention(12, 3, kernel, backend=backend).to(rows)
+
+    before, after = (torch.tensor(slopes, dtype=torch.float64) for slopes in ([0, 1, -1, 0], [2, 1, -1, -3]))
+    wanted, changed = module(after)(rows), module(before)
+    state = {**changed.state_dict(), "kernel_slopes": after.clone().to(rows)}
+    if way == "call":
+        found = torch.func.functional_call(changed, state, (rows,))
+    else:
+        changed.load_state_dict(state, assign=way == "assign")
+        found = changed(rows)
+    assert_close(found, wanted, FORWARD[torch.float64])
+
+
 def test_without_biases_there_are_none(device):
     module = sortattn.KernelAttention(12, 3, bias=False, device=device)
     assert all(not name.endswith("bias") for name, _ in module.named_parameters())

@@ -157,6 +157,18 @@ def test_vmap_is_a_loop(name, backend, dims, device):
     assert_close(torch.func.vmap(call, in_dims=dims)(*inputs), loop, FORWARD[torch.float64])
 
 
+@pytest.mark.parametrize("shape", [(0, 6, 3), (5, 0, 3), (5, 6, 0)], ids=["M", "N", "C"])
+@pytest.mark.parametrize(("name", "backend"), [("add_laplace", "sorted"), ("laplace", "tiled"), ("tri", "linear")])
+def test_vmap_of_nothing(name, backend, shape):
+    queries, keys, channels = shape
+    inputs = torch.randn(3, 2, queries, 4), torch.randn(3, 2, keys, 4), torch.randn(3, 2, keys, channels)
+
+    def call(*points):
+        return sortattn.kernel_attention(*points, name, backend=backend)
+
+    assert torch.equal(torch.func.vmap(call)(*inputs), call(*inputs))
+
+
 @pytest.mark.parametrize("backend", ["tiled", "sorted"])
 def test_vmap_over_coefficients_is_a_clear_error(backend, device):
     query, key, value = draw(Shape((), 5, 7, 3, 2), torch.float64, device)

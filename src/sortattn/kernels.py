@@ -91,7 +91,7 @@ class Kernel:
 
 def scaled(points: Tensor, bandwidth: float | Tensor) -> Tensor:
     """`points / bandwidth`; the bandwidth's gradient is the same for any number of threads."""
-    if isinstance(bandwidth, Tensor):
+    if isinstance(bandwidth, Tensor) and bandwidth.dim():
         # summed column by column first: torch cuts only a sum with a single result between its threads
         bandwidth = bandwidth.expand(*bandwidth.shape[:-1], points.shape[-1])
     return points / bandwidth
@@ -245,7 +245,7 @@ class AddRiesz(SidedKernel):
     def terms(self):
         # |s| + |t| - |s - t| is twice the smaller of |s| and |t|, or zero if the signs differ; and that smaller one is
         # |s| - max(|s| - |t|, 0)
-        terms = _spline_terms([0.0], torch.tensor([[0.0, -2.0]], dtype=torch.float64), compact=False)
+        terms = _spline_terms([0.0], torch.tensor([[0.0, -2.0]], dtype=torch.float64, device="cpu"), compact=False)
         return replace(terms, folded=1, constant=RIESZ_EPSILON)
 
 
@@ -253,7 +253,7 @@ class PolynomialExponential(SidedKernel):
     """`f(u) = p(|u|) e^(-|u|)` with `p(x) = sum_i coefficients[i] x^i`; Matern kernels are among them.
 
     Matern 3/2 is `[1, 1]`, Matern 5/2 is `[1, 1, 1/3]` (with the length scale in the bandwidth). The coefficients may
-    be a tensor that requires a gradient.
+    be a tensor that requires a gradient, or a parameter; another one is copied.
 
     >>> matern = PolynomialExponential([1.0, 1.0])
     >>> matern.univariate(torch.tensor([0.0, -1.0]))
@@ -264,7 +264,7 @@ class PolynomialExponential(SidedKernel):
     formula = "p(|s - t|) exp(-|s - t|)"
 
     def __init__(self, coefficients: Coefficients, *, bandwidth: float = 1.0):
-        self.coefficients = _vector("coefficients", coefficients)
+        self.coefficients = _own(_vector("coefficients", coefficients))
         self.bandwidth = positive(bandwidth)
         if not len(self.coefficients):
             raise ValueError("coefficients must hold at least one number, got none")
@@ -279,7 +279,7 @@ class PolynomialExponential(SidedKernel):
 
     def terms(self):
         side = self.coefficients.to("cpu", torch.float64)[None]
-        return Terms(torch.zeros(1, dtype=torch.float64), side, side, rate=1.0, compact=False)
+        return Terms(side.new_zeros(1), side, side, rate=1.0, compact=False)
 
     def parameters(self):
         return self.coefficients
@@ -305,7 +305,7 @@ class Spline(SidedKernel):
     `nodes` are the J points, ascending, where the slope or the value changes; `slopes` the J + 1 slopes left of the
     first node, between the nodes, and right of the last; `offset` the value just left of the first node; `jumps` the J
     changes of the value at the nodes (none by default). At a jump the value is the mean of the two sides. `slopes`,
-    `offset` and `jumps` may be tensors that require a gradient.
+    `offset` and `jumps` may be tensors that require a gradient, or parameters; others are copied.
 
     >>> hat = Spline(nodes=[-1.0, 0.0, 1.0], slopes=[0.0, 1.0, -1.0, 0.0])
     >>> hat.univariate(torch.tensor([-2.0, 0.0, 0.25]))
@@ -327,10 +327,10 @@ class Spline(SidedKernel):
         self.nodes = _vector("nodes", nodes).detach()
         self.slopes = _vector("slopes", slopes)
         count = len(self.nodes)
-        self.jumps = torch.zeros(count, dtype=torch.float64) if jumps is None else _vector("jumps", jumps)
+        self.jumps = _vector("jumps", [0.0] * count if jumps is None else jumps)
         if not (isinstance(offset, Tensor) and offset.dim() == 0) and not isinstance(offset, Real):
             raise TypeError(f"offset must be a number or a tensor of one, of shape (), got {offset!r}")
-        self.offset = offset if isinstance(offset, Tensor) else torch.tensor(float(offset), dtype=torch.float64)
+        self.offset = offset if isinstance(offset, Tensor) else _vector("offset", [float(offset)])[0]
         self.bandwidth = positive(bandwidth)
         if count == 0:
             raise ValueError("nodes must hold at least one number, got none")
@@ -340,21 +340,22 @@ class Spline(SidedKernel):
             raise ValueError(f"slopes must have one entry more than nodes ({count + 1}), got {len(self.slopes)}")
         if len(self.jumps) != count:
             raise ValueError(f"jumps must have one entry per node ({count}), got {len(self.jumps)}")
-        # known here, since a tensor's numbers cannot be looked at where a compiler traces
-        self.continuous = not self.jumps.requires_grad and not bool(self.jumps.any())
+        # known here, since a tensor's numbers cannot be looked at where a compiler traces: those that cannot change
+        self.nodes, self.slopes, self.jumps, self.offset = map(_own, (self.nodes, self.slopes, self.jumps, self.offset))
+        self.continuous = not _learned(self.jumps) and not bool(self.jumps.any())
         self._levels = self._outside()
         self._compact = self._levels == (0.0, 0.0)
         self._steps = self._levels is not None and not self._compact and bool(self.slopes.any())
 
     def _outside(self) -> tuple[float, float] | None:
         """The values left and right of all nodes, if they are constants."""
-        if any(part.requires_grad for part in (self.slopes, self.jumps, self.offset)):
+        if _learned(self.slopes, self.jumps, self.offset):
             return None
         _, _, values, slopes = self.pieces(self._numbers())
         return None if bool(slopes[0] != 0) or bool(slopes[-1] != 0) else (values[0].item(), values[-1].item())
 
     def parts(self):
-        if not self._steps or any(part.requires_grad for part in (self.slopes, self.jumps, self.offset)):
+        if not self._steps:
             return (self,)
         # a step, and the rest, which vanishes outside: slopes that cancel far away would leave what rounding makes of
         # them, times the distance
@@ -448,7 +449,21 @@ class AddBump(Spline):
 
 
 def _spline_terms(nodes: Coefficients, below: Tensor, compact: bool) -> Terms:
-    return Terms(torch.as_tensor(nodes, dtype=torch.float64), below, torch.zeros_like(below), 0.0, compact)
+    nodes = torch.as_tensor(nodes, dtype=torch.float64, device="cpu")
+    return Terms(nodes, below, torch.zeros_like(below), 0.0, compact)
+
+
+def _learned(*parts: Tensor) -> bool:
+    """Whether some of these may change: by gradients, or as a module's parameter with its `state_dict`."""
+    return any(part.requires_grad or isinstance(part, torch.nn.Parameter) for part in parts)
+
+
+def _own(part: Tensor) -> Tensor:
+    """A copy of what is not learned; one that may be saved for gradients, also if it is made in inference mode."""
+    if _learned(part):
+        return part
+    with torch.inference_mode(False):
+        return part.clone()
 
 
 def _vector(name: str, given: Coefficients) -> Tensor:
@@ -456,7 +471,7 @@ def _vector(name: str, given: Coefficients) -> Tensor:
     vector = given
     if not isinstance(given, Tensor):
         try:
-            vector = torch.tensor(list(given), dtype=torch.float64)
+            vector = torch.tensor(list(given), dtype=torch.float64, device="cpu")
         except (TypeError, ValueError):
             raise TypeError(f"{expected}, got {given!r}") from None
     if vector.dim() != 1:

@@ -1,5 +1,7 @@
 """`KernelAttention`, a drop-in for self- and cross-attention in the manner of `torch.nn.MultiheadAttention`."""
 
+from copy import copy
+
 import torch
 from torch import Tensor, nn
 
@@ -64,9 +66,9 @@ class KernelAttention(nn.Module):
         self.head_dim = embed_dim // num_heads
         # a kernel of the user's is kept as it is, not copied
         self.kernel = resolve(kernel)
-        for name, part in vars(self.kernel).items():
-            if isinstance(part, nn.Parameter):
-                self.register_parameter(f"kernel_{name}", part)
+        self._learned = tuple(name for name, part in vars(self.kernel).items() if isinstance(part, nn.Parameter))
+        for name in self._learned:
+            self.register_parameter(f"kernel_{name}", getattr(self.kernel, name))
         if backend != "auto":
             # an unknown one is told here, not in the first call
             named(backend)
@@ -108,10 +110,20 @@ class KernelAttention(nn.Module):
         values = self._split("value", value, self.value_proj, self.kv_heads)
         bandwidth = self.bandwidth if self.log_bandwidth is None else self.log_bandwidth.exp()
         rows = kernel_attention(
-            heads, keys, values, self.kernel, bandwidth=bandwidth, key_mask=key_mask, is_causal=self.is_causal,
+            heads, keys, values, self._present(), bandwidth=bandwidth, key_mask=key_mask, is_causal=self.is_causal,
             enable_gqa=self.kv_heads != self.num_heads, backend=self.backend,
         )  # fmt: skip
         return self.out_proj(rows.transpose(-3, -2).flatten(-2))
+
+    def _present(self) -> Kernel:
+        """The kernel with the parameters of the module, in place of which others may have been put."""
+        parts = {name: getattr(self, f"kernel_{name}") for name in self._learned}
+        if all(part is getattr(self.kernel, name) for name, part in parts.items()):
+            return self.kernel
+        kernel = copy(self.kernel)
+        for name, part in parts.items():
+            setattr(kernel, name, part)
+        return kernel
 
     def _split(self, name: str, rows: Tensor, projection: nn.Linear, heads: int) -> Tensor:
         """The projected rows by head, `(B, heads, N, head_dim)`."""

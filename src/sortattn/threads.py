@@ -7,7 +7,7 @@ a forked child. torch's own loops, in OpenMP, do not: a child that enters one af
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
@@ -18,7 +18,8 @@ class _Pool:
         self.executor: ThreadPoolExecutor | None = None
         self.workers = 0
 
-    def get(self, workers: int) -> ThreadPoolExecutor:
+    def submit(self, workers: int, work: Callable[[], None]) -> Future:
+        """To a pool of at least so many threads; RuntimeError if there are to be no more, as the interpreter ends."""
         with self.lock:
             if self.executor is None or self.workers < workers:
                 # a pool that has become too small is left to finish what it has
@@ -26,7 +27,7 @@ class _Pool:
                     self.executor.shutdown(wait=False)
                 self.executor = ThreadPoolExecutor(workers, thread_name_prefix="sortattn")
                 self.workers = workers
-            return self.executor
+            return self.executor.submit(work)
 
 
 _pool = _Pool()
@@ -77,7 +78,13 @@ def run(task: Callable[..., None], arguments: Sequence[tuple]) -> None:
                     return
                 task(*each)
 
-    futures = [_pool.get(workers - 1).submit(work) for _ in range(workers - 1)]
+    futures: list[Future] = []
+    try:
+        for _ in range(workers - 1):
+            futures.append(_pool.submit(workers - 1, work))
+    except RuntimeError:
+        # then the caller does it alone
+        pass
     try:
         # the caller works too: it never waits for a pool that others keep busy
         work()

@@ -8,7 +8,7 @@ from torch import Tensor
 def fold(size: int, tensor: Tensor, dim: int | None) -> Tensor:
     """`(P, ...)` per sample, mapped over `dim` (None: the same for all), as `(size * P, ...)`."""
     batched = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-    return batched.reshape(-1, *batched.shape[2:])
+    return batched.reshape(batched.shape[0] * batched.shape[1], *batched.shape[2:])
 
 
 def unfold(size: int, outputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:

@@ -80,7 +80,7 @@ def _given(walk, value: Tensor, weight: Tensor | None, bandwidth: Tensor | None,
     if bandwidth is not None:
         bandwidth = bandwidth.detach()
     elif walk.WANTS_TENSORS:
-        bandwidth = torch.full((value.shape[0],), tau, dtype=torch.float64)
+        bandwidth = torch.full((value.shape[0],), tau, dtype=torch.float64, device="cpu")
     else:
         bandwidth = tau
     return weight, terms, bandwidth
@@ -237,7 +237,7 @@ def _derivative(terms: Terms) -> Terms:
     """The terms of `f'`, almost everywhere: `(p e^(-rate u))' = (p' - rate p) e^(-rate u)`, negated above."""
 
     def differentiate(polynomials: Tensor) -> Tensor:
-        degrees = torch.arange(1, polynomials.shape[1], dtype=polynomials.dtype)
+        degrees = torch.arange(1, polynomials.shape[1], dtype=polynomials.dtype, device=polynomials.device)
         slope = polynomials[:, 1:] * degrees
         if not terms.rate:
             return slope if slope.shape[1] else torch.zeros_like(polynomials)

@@ -114,13 +114,9 @@ def scatter(
     def task(p, first):
         block = _block(rows[p], first, width)
         whole = width == channels
-        target = out[p].zero_() if whole else torch.zeros(number, width, dtype=rows.dtype)
+        target = out[p].zero_() if whole else rows.new_zeros(number, width)
         # only the first block of a head carries the extra scalar
-        scalars = (
-            (extra[p], out_extra[p])
-            if first == 0
-            else (torch.zeros_like(extra[p]), torch.zeros(number, dtype=rows.dtype))
-        )
+        scalars = (extra[p], out_extra[p]) if first == 0 else (torch.zeros_like(extra[p]), rows.new_zeros(number))
         drive.walk_head(
             *constants, *(line[p] for line in lines), 0, dims, mirrored, unsorted, block.view(-1).numpy(),
             scalars[0].numpy(), *profiles[p], target.view(-1).numpy(), scalars[1].numpy(), None,
@@ -162,7 +158,7 @@ def dot(
 
     def task(p, start):
         stop = min(start + drive.COLUMNS, dims)
-        products = torch.zeros(stop - start, number, dtype=rows.dtype)
+        products = rows.new_zeros(stop - start, number)
         for first in range(0, max(channels, 1), width):
             block, others = _block(rows[p], first, width), _block(other[p], first, width)
             scalars = (extra[p], other_extra[p])
@@ -219,7 +215,7 @@ def _block(rows: Tensor, first: int, width: int) -> Tensor:
     """Channels `first ... first + width - 1` as contiguous rows, padded with zeros."""
     if rows.shape[1] == width:
         return rows.contiguous()
-    block = torch.zeros(rows.shape[0], width, dtype=rows.dtype)
+    block = rows.new_zeros(rows.shape[0], width)
     block[:, : rows.shape[1] - first] = rows[:, first : first + width]
     return block
 

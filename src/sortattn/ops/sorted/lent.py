@@ -26,7 +26,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     size = math.prod(shape) * dtype.itemsize
     # in its deterministic mode torch has something to say about what is in there
     if size < LARGE or torch.are_deterministic_algorithms_enabled():
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     block = _take(size)
     # the memory of the tensor is this very array: when it goes, the last view of the tensor has gone
     room = block[:size].numpy()
@@ -41,11 +41,12 @@ def empty_like(tensor: Tensor) -> Tensor:
 
 def _take(size: int) -> Tensor:
     """A block of at least so many bytes."""
-    for place, block in list(_free.items()):
+    for place in list(_free):
+        block = _free.get(place)
         # another thread may have been faster
-        if _PART * block.nbytes <= size <= block.nbytes and _free.pop(place, None) is not None:
+        if block is not None and _PART * block.nbytes <= size <= block.nbytes and _free.pop(place, None) is not None:
             return block
-    return torch.empty(size, dtype=torch.uint8)
+    return torch.empty(size, dtype=torch.uint8, device="cpu")
 
 
 def _give_back(block: Tensor) -> None:

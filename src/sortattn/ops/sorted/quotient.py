@@ -120,7 +120,7 @@ def _unfit_on_cpu(query: Tensor, key: Tensor, value: Tensor, group: int) -> Tens
     integer, exponent = _BITS[query.dtype]
     queries, *shared = (part.flatten(1).numpy().view(integer) for part in (query, key, value))
     queries = queries.reshape(problems, group, queries.shape[1] // group)
-    found = torch.empty(problems, group, dtype=torch.int32)
+    found = torch.empty(problems, group, dtype=torch.int32, device="cpu")
 
     def task(p):
         fit = all(all_finite(part[p], exponent) for part in shared)

@@ -48,7 +48,7 @@ def spread(start: Tensor, factors: Tensor, vectors: Tensor) -> Tensor:
 
 
 def _by_head(function, parts: tuple[Tensor, ...], shape: tuple[int, ...]) -> Tensor:
-    out = torch.empty(parts[0].shape[0], *shape, dtype=parts[0].dtype)
+    out = parts[0].new_empty(parts[0].shape[0], *shape)
     arrays = [part.contiguous().numpy() for part in parts] + [out.numpy()]
     threads.run(lambda p: function(*(array[p] for array in arrays)), [(p,) for p in range(len(out))])
     return out

@@ -10,8 +10,8 @@ from .lines import walker
 
 def _sign_terms() -> Terms:
     # sign(u) = H(u) - H(-u)
-    one = torch.ones(1, 1, dtype=torch.float64)
-    return Terms(torch.zeros(1, dtype=torch.float64), one, -one, rate=0.0, compact=False)
+    one = torch.ones(1, 1, dtype=torch.float64, device="cpu")
+    return Terms(one.new_zeros(1), one, -one, rate=0.0, compact=False)
 
 
 @torch.library.custom_op("sortattn::sign_dot", mutates_args=())
