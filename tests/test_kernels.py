@@ -241,11 +241,22 @@ def test_a_spline_that_is_constant_outside_follows_its_tensors():
 
 
 def test_a_spline_whose_coefficients_are_learned_is_one_part():
-    slopes = torch.tensor([0.0, 1.0, -1.0, 0.0])
-    kernel = Spline([-1.0, 0.0, 1.0], slopes, offset=0.5)
+    kernel = Spline([-1.0, 0.0, 1.0], torch.tensor([0.0, 1.0, -1.0, 0.0]), offset=0.5)
     assert len(kernel.parts()) == 2
-    slopes.requires_grad_()
+    kernel.slopes.requires_grad_()
     assert kernel.parts() == (kernel,)
+
+
+def test_a_spline_whose_own_coefficients_are_learned_later_knows_nothing_of_them():
+    bump = Spline([-1.0, 0.0, 1.0], [0.0, 1.0, -1.0, 0.0])
+    bump.slopes.requires_grad_()
+    bump.jumps.requires_grad_()
+    with torch.no_grad():
+        bump.slopes[0], bump.jumps[1] = -1.0, 0.5
+    assert not bump.continuous
+    query, key, value = torch.randn(3, 2, 9, 4, dtype=torch.float64)
+    found, wanted = (sortattn.kernel_sum(query, key, value, bump, backend=name) for name in ("sorted", "reference"))
+    assert torch.allclose(found, wanted)
 
 
 def test_tensors_that_need_no_gradient_are_copied():

@@ -342,10 +342,19 @@ class Spline(SidedKernel):
             raise ValueError(f"jumps must have one entry per node ({count}), got {len(self.jumps)}")
         # known here, since a tensor's numbers cannot be looked at where a compiler traces: those that cannot change
         self.nodes, self.slopes, self.jumps, self.offset = map(_own, (self.nodes, self.slopes, self.jumps, self.offset))
-        self.continuous = not _learned(self.jumps) and not bool(self.jumps.any())
+        self._smooth = not _learned(self.jumps) and not bool(self.jumps.any())
         self._levels = self._outside()
-        self._compact = self._levels == (0.0, 0.0)
-        self._steps = self._levels is not None and not self._compact and bool(self.slopes.any())
+        self._vanishes = self._levels == (0.0, 0.0)
+        self._steps = self._levels is not None and not self._vanishes and bool(self.slopes.any())
+
+    @property
+    def continuous(self) -> bool:
+        """Whether there are no jumps, and will be none."""
+        return self._smooth and not _learned(self.jumps)
+
+    @property
+    def _compact(self) -> bool:
+        return self._vanishes and not _learned(self.slopes, self.jumps, self.offset)
 
     def _outside(self) -> tuple[float, float] | None:
         """The values left and right of all nodes, if they are constants."""
@@ -355,7 +364,7 @@ class Spline(SidedKernel):
         return None if bool(slopes[0] != 0) or bool(slopes[-1] != 0) else (values[0].item(), values[-1].item())
 
     def parts(self):
-        if not self._steps:
+        if not self._steps or _learned(self.slopes, self.jumps, self.offset):
             return (self,)
         # a step, and the rest, which vanishes outside: slopes that cancel far away would leave what rounding makes of
         # them, times the distance
@@ -365,7 +374,7 @@ class Spline(SidedKernel):
         step, rest = copy(self), copy(self)
         step.nodes, step.slopes, step.jumps, step.offset = nodes[-1:], torch.zeros_like(slopes[:2]), rise, offset[0]
         rest.slopes, rest.jumps = slopes, torch.cat([jumps[:-1], jumps[-1:] - rise])
-        rest.offset, rest._compact = torch.zeros_like(offset[0]), True
+        rest.offset, rest._vanishes = torch.zeros_like(offset[0]), True
         return step, rest
 
     def univariate(self, difference):
