@@ -27,7 +27,7 @@ def on_a_gpu(monkeypatch, kernel) -> None:
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
 
 
-def all_defines(terms, dtype=torch.float32, width=64, ordered=False, passing=False):
+def all_defines(terms, dtype=torch.float32, width=64, ordered=False, passing=False, along=False):
     """For sums of values, for the gradient of queries, and for those of values and keys together."""
     for tracks, added, multiplied in (
         (tracks_of(terms, mirrored=False), True, False),
@@ -35,7 +35,7 @@ def all_defines(terms, dtype=torch.float32, width=64, ordered=False, passing=Fal
         (tracks_of(terms, mirrored=True, slopes=True), True, True),
     ):
         yield cuda_walk.defines_of(
-            tracks, dtype, width, added=added, multiplied=multiplied, ordered=ordered, passing=passing
+            tracks, dtype, width, added=added, multiplied=multiplied, ordered=ordered, passing=passing, along=along
         )
 
 
@@ -87,23 +87,28 @@ def test_relays_compile(width, passing, architecture):
 def test_walks_of_all_gradients_compile(name, width, passing, architecture):
     tracks = tracks_of(KERNELS[name].terms(), mirrored=False, slopes=True)
     assert cuda_mutual.serves(tracks, torch.float32)
-    *_, defines = all_defines(KERNELS[name].terms(), width=width, passing=passing)
+    *_, defines = all_defines(KERNELS[name].terms(), width=width, passing=passing, along=passing)
     assert b"mutual" in machine_code(cuda_mutual.SOURCE, defines, architecture)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("width", "passing"), [(32, False), (64, False), (64, True)])
 def test_chains_compile(width, passing, architecture):
-    *_, walking = all_defines(KERNELS["add_riesz"].terms(), width=width, passing=passing)
+    *_, walking = all_defines(KERNELS["add_riesz"].terms(), width=width, passing=passing, along=passing)
     defines = cuda_relay.defines_of(walking, cuda_relay.WARPS, 1 + (width == 64))
     assert b"chain" in machine_code(cuda_chain.SOURCE, defines, architecture)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_delivery_compiles(architecture):
+    assert b"deliver" in machine_code(cuda._DELIVER, (("EACH", cuda._EACH),), architecture)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("width", [32, 64, 128])
 def test_walks_of_all_gradients_of_splines_compile(width, architecture):
     tracks = tracks_of(KERNELS["add_bump"].terms(), mirrored=True, slopes=True)
-    defines = cuda_trade.macros(tracks, width, parts=1)
+    defines = cuda_trade.macros(tracks, width, parts=1, along=width == 64)
     for source, entries in ((cuda_trade.SOURCE, (b"trade",)), (cuda_trade.BRIDGE, (b"bridge", b"settle"))):
         code = machine_code(source, defines, architecture)
         for entry in entries:

@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(32, 16)
     Line queries(query_places, query_order, p * dims + d, number, true);
     Rows rows(grads + p * number * STRIDE + channels * WIDTH, lane);
     Scalars scalars(grad_extra, p * number), key_scalars(weights, p * count);
-    by_query += p * number * dims + d;
+    Column column(by_query, query_places, p, number, d, dims);
     totals += ((channels * heads + p) * dims + d) * legs * (WIDTH + 1);
     int at = int(piece * length), end = min(at + int(length), queries.count);
 
@@ -132,13 +132,13 @@ extern "C" __global__ void __launch_bounds__(32, 16)
                 }
             }
             if (channels == 0) product += real(sum.extra[0]) * scalar;
-            if (in && !(few >> lane & 1)) add_to(by_query + index_t(index) * dims, -product);
+            if (in && !(few >> lane & 1)) add_to(column.of(queries, at + lane, index), -product);
         }
         for (; few && channels == 0; few &= few - 1) {
             int which = __ffs(few) - 1;
             real result = multiply(__shfl_sync(ALL, index, which), __shfl_sync(ALL, s, which),
                                    __shfl_sync(ALL, low, which), __shfl_sync(ALL, window, which));
-            if (lane == which) by_query[index_t(index) * dims] = result;
+            if (lane == which) *column.of(queries, at + lane, index) = result;
         }
         at += taken;
         if (taken == 32) continue;
@@ -176,11 +176,10 @@ extern "C" __global__ void __launch_bounds__(32, 32)
     Rows key_rows(values + p * count * STRIDE + channels * WIDTH, lane);
     Rows query_rows(grads + p * number * STRIDE + channels * WIDTH, lane);
     Scalars key_scalars(weights, p * count), query_scalars(grad_extra, p * number);
-    by_key += p * count * dims + d;
-    by_query += p * number * dims + d;
+    Column key_column(by_key, key_places, p, count, d, dims), query_column(by_query, query_places, p, number, d, dims);
     auto go = [&](const Line &line, const Rows &rows, const Scalars &scalars, int first, real place,
-                  Numbers<real, 1> *sum, const Numbers<real, 1> *others, real share, real *products) {
-        go_through(line, rows, scalars, first, place, sum, others, share, products, dims, channels == 0, lane);
+                  Numbers<real, 1> *sum, const Numbers<real, 1> *others, real share, const Column &products) {
+        go_through(line, rows, scalars, first, place, sum, others, share, products, channels == 0, lane);
     };
 
     while (__any_sync(ALL, mine)) {
@@ -206,9 +205,9 @@ extern "C" __global__ void __launch_bounds__(32, 32)
                 real half = real(0.5) * nodes.below[j][1];
                 Numbers<real, 1> key_sum, query_sum;
                 key_sum.clear(), query_sum.clear();
-                go(keys, key_rows, key_scalars, first, spot, &key_sum, nullptr, real(0), nullptr);
-                go(queries, query_rows, query_scalars, query, other, &query_sum, &key_sum, half, by_query);
-                go(keys, key_rows, key_scalars, first, spot, nullptr, &query_sum, -half, by_key);
+                go(keys, key_rows, key_scalars, first, spot, &key_sum, nullptr, real(0), key_column);
+                go(queries, query_rows, query_scalars, query, other, &query_sum, &key_sum, half, query_column);
+                go(keys, key_rows, key_scalars, first, spot, nullptr, &query_sum, -half, key_column);
             }
         }
     }

@@ -44,8 +44,8 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
     chain(const real *key_places, const int *key_order, const real *query_places, const int *query_order,
           const real *values, const real *weights, const real *grads, const real *grad_extra, const double *table,
           const double *taus, double tau, const real *key_totals, const real *query_totals, index_t key_chunks,
-          index_t query_chunks, real *by_value, real *by_weight, real *by_key, real *by_query, int *tied, index_t heads,
-          index_t sides, index_t count, index_t number, index_t dims, index_t mirrored, index_t negated, index_t length,
+          index_t query_chunks, real *by_value, real *by_weight, real *by_key, real *by_query, unsigned *tied,
+          index_t heads, index_t sides, index_t count, index_t number, index_t dims, index_t mirrored, index_t negated,
           index_t first) {
     extern __shared__ __align__(16) char shared[];
     __shared__ Baton baton;
@@ -64,15 +64,14 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
     Rows output_rows(by_value + p * count * STRIDE + channels * WIDTH, 0);
     Scalars key_scalars(weights, p * count), query_scalars(grad_extra, p * number);
     by_weight += p * count;
-    by_key += p * count * dims + d;
-    by_query += p * number * dims + d;
+    Column key_column(by_key, key_places, p, count, d, dims), query_column(by_query, query_places, p, number, d, dims);
     baton.turn.begin();
     Copies copies(&mine.arrival, lane);
     __syncthreads();
     int everything = keys.count + queries.count, stretches = (everything + 31) / 32;
     // where the keys of the next stretches of this warp begin, found lane by lane
     int found = 0;
-    tied += ((blockIdx.y * heads + first) * sides * dims + blockIdx.x) * ((count + number + length - 1) / length);
+    tied += ((blockIdx.y * heads + first) * sides * dims + blockIdx.x) * ((number + 31) / 32);
     for (int stretch = warp; stretch < stretches; stretch += CREW) {
         int turn = stretch / CREW, taken = min(32, everything - stretch * 32);
         if (turn % 32 == 0) {
@@ -120,9 +119,10 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
         side.factors(x - origin, factor, slope, zero ? real(0.5) : real(1));
         // beyond the last source the kernel is constant
         unsigned earlier = (1u << lane) - 1;
-        if (asks ? key_at + __popc(giving & earlier) == keys.count
-                 : query_at + __popc(asking & earlier) == queries.count)
-            factor[1] = slope[1] = real(0);
+        int keys_before = key_at + __popc(giving & earlier), queries_before = query_at + __popc(asking & earlier);
+        if (asks ? keys_before == keys.count : queries_before == queries.count) factor[1] = slope[1] = real(0);
+        // where on its line the item is
+        int spot_at = asks ? queries_before : keys_before;
         mine.items[lane] = {{weight[0], weight[1]}, factor[1], slope[1]};
         mine.outputs[lane] = output_rows.at(index);
         real key_sum = scan(asks ? real(0) : scalar * weight[1], lane), query_sums[SUMS];
@@ -131,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
         // where queries follow keys that they equal, and that give something
         real before = __shfl_up_sync(ALL, x, 1);
         bool equal = asks && !zero && (lane ? giving >> (lane - 1) & 1 && before == x : last_key == x);
-        if (equal) tied[stretch * 32 / int(length)] = 1;
+        if (equal) atomicOr(tied + spot_at / 32, 1u << spot_at % 32);
 
         copies.wait(ALL);
         __syncwarp();
@@ -250,7 +250,8 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
                 if (!asks)
                     add_to(by_weight + index, factor[0] * (real(state.extra[0]) + query_sums[0]) + factor[1] * slopes);
             }
-            add_to((asks ? by_query : by_key) + index * dims, negative ? -product : product);
+            real *place = asks ? query_column.of(queries, spot_at, index) : key_column.of(keys, spot_at, index);
+            add_to(place, negative ? -product : product);
         }
         __syncwarp();
     }

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ from .tracks import Tracks, tracks_of
 WANTS_TENSORS = False
 # the backward pass sorts again: argsorts are as large as queries and keys, and take 1.5 ms of 27 at 16,384 points
 KEEPS_ORDER = False
+_DELIVER = Path(__file__).with_name("deliver.cu")
+# points of a thread, as in deliver.cu
+_EACH = 4
 
 
 def points(points: Tensor, order: Tensor | None = None) -> Lines:
@@ -37,24 +41,35 @@ def groups(
     `kept` for a backward pass become the output.
     """
     return _groups(
-        query.shape, value.shape, working_type(query.dtype), tracks_of(terms, False), backward, kept, room.WORKSPACE
-    )
+        query.shape, value.shape, working_type(query.dtype), tracks_of(terms, False), backward, kept, room.WORKSPACE,
+        room.device(query.device).cache,
+    )  # fmt: skip
 
 
 # next to a short call it takes its time
 @functools.lru_cache(maxsize=256)
 def _groups(
-    points: torch.Size, values: torch.Size, dtype: torch.dtype, tracks: Tracks, backward: bool, kept: bool, least: int
+    points: torch.Size,
+    values: torch.Size,
+    dtype: torch.dtype,
+    tracks: Tracks,
+    backward: bool,
+    kept: bool,
+    least: int,
+    cache: int,
 ) -> list[slice]:
     (problems, rows, dims), (_, columns, channels) = points, values
     size, width = dtype.itemsize, width_of(channels, dtype)
     stride = math.ceil(channels / width) * width
-    lines = (rows + columns) * dims * (4 + size)
     # those of both kinds, if all gradients are walked together
     together = backward and cuda_mutual.serves(tracks, dtype)
+    traded = backward and cuda_trade.serves(tracks, dtype)
+    # indices, coordinates and, if gradients stand along lines first, these
+    along = (together or traded) and _stands_along(rows, columns, dims, width, cache)
+    lines = (rows + columns) * dims * (4 + size + size * along)
     sources = rows + columns if together else max(rows, columns) if backward else columns
     moments = size * tracks.number * tracks.moments(sources, dims, width, stride)
-    if backward and cuda_trade.serves(tracks, dtype):
+    if traded:
         moments += size * cuda_trade.totals_of(columns, dims, width, stride)
     # rows are copied where warps take more channels than there are
     copies = (stride > channels) * (rows + 2 * columns if backward else rows + columns)
@@ -203,14 +218,43 @@ def gradients(
         tracks = tracks_of(terms, mirrored=True, slopes=True)
     walk = Walk(tracks, queries, keys, grad, grad_extra, bandwidth)
     out = walk.begin(terms.constant, walk.room(by_value), by_weight)
-    if together:
-        there = Walk(tracks, keys, queries, value, weight, bandwidth)
-        cuda_mutual.run(there, walk, out, by_weight, by_key.zero_(), by_query.zero_())
-    elif traded:
-        cuda_trade.run(walk, walk.padded(value), weight, out, by_weight, by_key.zero_(), by_query.zero_())
+    if together or traded:
+        along = _stands_along(walk.count, walk.number, walk.dims, walk.width, room.device(value.device).cache)
+        products = (
+            [torch.zeros_like(lines.places) for lines in (keys, queries)]
+            if along
+            else [by_key.zero_(), by_query.zero_()]
+        )
+        if together:
+            there = Walk(tracks, keys, queries, value, weight, bandwidth)
+            cuda_mutual.run(there, walk, along, out, by_weight, *products)
+        else:
+            cuda_trade.run(walk, walk.padded(value), weight, along, out, by_weight, *products)
+        if along:
+            for part, lines, into in zip(products, (keys, queries), (by_key, by_query), strict=True):
+                _from_lines(part, lines, into)
     else:
         walk.run(out, by_weight, walk.padded(value), weight, by_key.zero_())
     _deliver(out, by_value)
+
+
+def _stands_along(rows: int, columns: int, dims: int, width: int, cache: int) -> bool:
+    """Whether gradients of queries and keys are made in the order of their lines, and put to their places afterwards.
+
+    Added to at random they take room in the second-level cache, which may be too small for them and the rows of a head:
+    of queries, keys, and the gradients of values.
+    """
+    return 4 * ((rows + 2 * columns) * width + (rows + columns) * dims) > cache
+
+
+def _from_lines(along: Tensor, lines: Lines, into: Tensor) -> None:
+    """Numbers `(P, D, N)` in the order of their lines, to where their points are, `(P, N, D)`; see deliver.cu."""
+    problems, dims, count = along.shape
+    blocks = problems * dims * math.ceil(count / (256 * _EACH))
+    with launch.on(along.device):
+        launch.Kernel(_DELIVER, "deliver", (("EACH", _EACH),))(
+            (blocks,), 256, along, lines.order, into.zero_(), count, dims
+        )
 
 
 def _deliver(out: Tensor, into: Tensor) -> None:

@@ -11,8 +11,6 @@ from .cuda_relay import WARPS, defines_of, halves_of, rounds_of, teams_of
 from .cuda_walk import Walk
 
 SOURCE = Path(__file__).with_name("chain.cu")
-# queries and keys of a run whose ties are settled together
-RUN = 512
 
 
 def serves(keys: Walk) -> bool:
@@ -38,7 +36,7 @@ def run(keys: Walk, queries: Walk, walking: Defines, head: int, tied: Tensor, *g
             (heads * tracks.number * keys.dims, keys.parts), 32 * (WARPS // teams), *keys.sources[:2],
             *queries.sources[:2], keys.rows, keys.extra, queries.rows, queries.extra, keys.table(tracks),
             keys.bandwidth, keys.tau, key_sums, query_sums, key_chunks, query_chunks, *gradients, tied, keys.problems,
-            tracks.number, keys.count, keys.number, keys.dims, tracks.mirrored, tracks.negated, RUN, first,
+            tracks.number, keys.count, keys.number, keys.dims, tracks.mirrored, tracks.negated, first,
             shared=WARPS // teams * _station(keys),
         )  # fmt: skip
 

@@ -213,8 +213,8 @@ def walking(terms: Terms, width: int, parts: int) -> Defines:
     return (
         ("REAL", "float"), ("VEC", width // 32), ("PARTS", parts), ("NODES", nodes), ("POWERS", powers), ("HALVES", 0),
         ("RATE", int(terms.rate > 0)), ("BOTH", 0), ("COMPACT", int(terms.compact)), ("FOLDED", terms.folded),
-        ("PRODUCTS", 0), ("SLOPES", 0), ("ORDERED", 0), ("CHUNK", 8), ("PASSING", 0), ("RESIDENT", resident),
-        ("WAY", 0), ("CREW", crew), ("CELLS", CELLS), ("VALUES", VALUES), ("RING", RING),
+        ("PRODUCTS", 0), ("SLOPES", 0), ("ORDERED", 0), ("CHUNK", 8), ("PASSING", 0), ("ALONG", 0),
+        ("RESIDENT", resident), ("WAY", 0), ("CREW", crew), ("CELLS", CELLS), ("VALUES", VALUES), ("RING", RING),
     )  # fmt: skip
 
 

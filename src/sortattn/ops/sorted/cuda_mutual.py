@@ -24,35 +24,37 @@ def serves(tracks: Tracks, dtype: torch.dtype) -> bool:
     return node == 0.0 and (even or tracks.folded > 0)
 
 
-def run(keys: Walk, queries: Walk, by_value: Tensor, by_weight: Tensor, by_key: Tensor, by_query: Tensor) -> None:
-    """Add all gradients, given the walks of either for the other."""
+def run(
+    keys: Walk, queries: Walk, along: bool, by_value: Tensor, by_weight: Tensor, by_key: Tensor, by_query: Tensor
+) -> None:
+    """Add all gradients, given the walks of either for the other; those of keys and queries `along` their lines."""
     if not (keys.problems and keys.number and keys.count and keys.dims and keys.stride):
         return
     tracks = keys.tracks
     # rows of keys are read and written
     head = keys.head() + queries.number * keys.width * keys.rows.element_size()
-    cache = room.device(keys.rows.device).cache
     defines = defines_of(
         tracks, keys.rows.dtype, keys.width, parts=keys.parts, added=True, multiplied=True, ordered=False,
-        passing=head > cache,
+        passing=head > room.device(keys.rows.device).cache, along=along,
     )  # fmt: skip
     everything, whole = keys.count + keys.number, cuda_chain.serves(keys)
     length = keys.length(everything, head, tracks.number, keys.dims, resident(tracks, True, True))
-    length = cuda_chain.RUN if whole else length
-    runs = math.ceil(everything / length)
     table, flags = keys.table(tracks), (tracks.mirrored, tracks.negated)
     points = (*keys.sources[:2], *queries.sources[:2])
     rows = (keys.rows, keys.extra, queries.rows, queries.extra, table, keys.bandwidth, keys.tau)
-    grid, sizes = (keys.problems * tracks.number * keys.dims * runs, keys.parts), (keys.count, keys.number, keys.dims)
-    tied = torch.zeros(math.prod(grid), dtype=torch.int32, device=keys.rows.device)
+    lines, sizes = keys.problems * tracks.number * keys.dims, (keys.count, keys.number, keys.dims)
+    words = math.ceil(keys.number / 32)
+    tied = torch.zeros(keys.parts * lines * words, dtype=torch.int32, device=keys.rows.device)
     with launch.on(keys.rows.device):
         if whole:
             cuda_chain.run(keys, queries, defines, head, tied, by_value, by_weight, by_key, by_query)
         else:
             launch.Kernel(SOURCE, "mutual", defines)(
-                grid, 32, *points, *rows, keys.moments(tracks, defines), queries.moments(tracks, defines), by_value,
-                by_weight, by_key, by_query, tied, keys.problems, tracks.number, *sizes, *flags, length,
+                (lines * math.ceil(everything / length), keys.parts), 32, *points, *rows,
+                keys.moments(tracks, defines), queries.moments(tracks, defines), by_value, by_weight, by_key, by_query,
+                tied, keys.problems, tracks.number, *sizes, *flags, length,
             )  # fmt: skip
         launch.Kernel(SOURCE, "settle", defines)(
-            grid, 32, *points, *rows, tied, by_key, by_query, tracks.number, *sizes, *flags, length
-        )
+            (lines * math.ceil(words / 32), keys.parts), 32, *points, *rows, tied, by_key, by_query, keys.problems,
+            tracks.number, *sizes, *flags,
+        )  # fmt: skip

@@ -37,20 +37,25 @@ def totals_of(keys: int, dims: int, width: int, stride: int) -> int:
     return (math.ceil(keys / LEG) * (width + 1) + math.ceil(keys / 32)) * dims * (stride // width)
 
 
-def macros(tracks: Tracks, width: int, parts: int) -> Defines:
+def macros(tracks: Tracks, width: int, parts: int, along: bool = False) -> Defines:
     """Those of a walk, but for its warps."""
-    walking = defines_of(tracks, torch.float32, width, parts=parts, added=True, multiplied=True, ordered=False)
+    walking = defines_of(
+        tracks, torch.float32, width, parts=parts, added=True, multiplied=True, ordered=False, along=along
+    )
     own = {"RESIDENT": RESIDENT, "CHUNK": CHUNK}
     return tuple((name, own.get(name, value)) for name, value in walking)
 
 
-def run(walk: Walk, values: Tensor, weight: Tensor | None, *gradients: Tensor) -> None:
-    """Add all gradients, of values, weights, keys and queries, given the walk of queries for the keys."""
+def run(walk: Walk, values: Tensor, weight: Tensor | None, along: bool, *gradients: Tensor) -> None:
+    """Add all gradients, of values, weights, keys and queries, given the walk of queries for the keys.
+
+    Those of keys and queries stand where these are, or `along` their lines.
+    """
     if not (walk.problems and walk.number and walk.count and walk.dims and walk.stride):
         return
     by_value, by_weight, by_key, by_query = gradients
     tracks, parts = walk.tracks, walk.parts
-    defines = macros(tracks, walk.width, parts)
+    defines = macros(tracks, walk.width, parts, along)
     # rows of keys are read and written
     head = walk.head() + walk.number * walk.width * walk.rows.element_size()
     length = walk.length(walk.number, head, 1, walk.dims, RESIDENT, _SHARE)

@@ -34,7 +34,7 @@ _SHARE = 0.3
 # rows that are summed at a time
 _STEP = 128
 # macros that moments do not depend on: the same are compiled for all walks
-_UNUSED = ("HALVES", "PRODUCTS", "SLOPES", "ORDERED", "PASSING", "RESIDENT")
+_UNUSED = ("HALVES", "PRODUCTS", "SLOPES", "ORDERED", "ALONG", "RESIDENT")
 
 
 class Walk:
@@ -216,6 +216,7 @@ def defines_of(
     ordered: bool,
     parts: int = 1,
     passing: bool = False,
+    along: bool = False,
 ) -> Defines:
     # shared memory: lists of sources and targets, the side, and the rows of targets
     places = (32 * (1 + tracks.halves) if tracks.nodes == 1 else 64 * tracks.nodes) + 2 * _CHUNK
@@ -243,6 +244,7 @@ def defines_of(
         ("ORDERED", int(ordered)),
         ("CHUNK", _CHUNK),
         ("PASSING", int(passing)),
+        ("ALONG", int(along)),
         ("RESIDENT", resident(tracks, added, multiplied)),
         ("WAY", 0 if tracks.number > 1 else -1 if tracks.mirrored else 1),
     )

@@ -18,11 +18,11 @@ __device__ inline real sum_parts(real (&part)[SOME], int lane) {
     return sum + __shfl_xor_sync(ALL, sum, 1);
 }
 
-// Go through the points from `first` on that are at `place`: add them up, and add to `products`, of a number for every
-// `dims`, those with the sum of the others, times a share; with the extra scalar if it is wanted.
+// Go through the points from `first` on that are at `place`: add them up, and add to `products` those with the sum of
+// the others, if there are any, times a share; with the extra scalar if it is wanted.
 __device__ inline void go_through(const Line &line, const Rows &rows, const Scalars &scalars, int first, real place,
-                                  Numbers<real, 1> *sum, const Numbers<real, 1> *others, real share, real *products,
-                                  index_t dims, bool with_extra, int lane) {
+                                  Numbers<real, 1> *sum, const Numbers<real, 1> *others, real share,
+                                  const Column &products, bool with_extra, int lane) {
     for (int some = 32; some == 32; first += 32) {
         bool equal = first + lane < line.count && line.place(first + lane) == place;
         some = __popc(__ballot_sync(ALL, equal));
@@ -50,7 +50,7 @@ __device__ inline void go_through(const Line &line, const Rows &rows, const Scal
         }
         if (others && equal) {
             if (with_extra) product += others->extra[0] * scalar;
-            add_to(products + index_t(index) * dims, share * product);
+            add_to(products.of(line, first + lane, index), share * product);
         }
     }
 }

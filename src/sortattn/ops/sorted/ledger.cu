@@ -1,4 +1,4 @@
-// What a batch of trade.cu writes down: sources, keys and inner products, in shared memory, and where results go.
+// What a batch of trade.cu writes down: sources, keys and inner products, in shared memory.
 
 #include "begin.cu"
 
@@ -27,8 +27,9 @@ struct Found {
     // whether there is one, its place in the list, and how many keys have not passed it
     bool here;
     int where, before;
+    // its coordinate, where on its line it is, and its index
     real place;
-    int index;
+    int spot, index;
     // its node, and the step of the slope there
     real node, step;
 };
@@ -52,20 +53,3 @@ __device__ inline void arrive() {
     asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
-
-// Numbers of the points of a head in one dimension, which are added to.
-struct Column {
-    char *start;
-    unsigned step;
-
-    __device__ Column(real *first, index_t dims)
-        : start(reinterpret_cast<char *>(first)), step(unsigned(dims * sizeof(real))) {
-#ifdef __CUDA_ARCH__
-        // the compiler would make it anew from its parts
-        asm("" : "+l"(start));
-#endif
-    }
-    __device__ void add(int index, real number) const {
-        add_to(reinterpret_cast<real *>(start + index_t(unsigned(index)) * step), number);
-    }
-};

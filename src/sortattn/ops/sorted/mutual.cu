@@ -107,16 +107,16 @@ __device__ inline Row *row_of(const Item &item, unsigned lane) {
 #endif
 }
 
-// The gradients of queries and keys are added to `by_query (heads, queries, dims)` and `by_key`, those of values and
-// weights to `by_value (heads, keys, STRIDE)` and `by_weight (heads, keys)`; `grads` and `grad_extra` are those of the
-// sums of the queries. `key_sums` and `query_sums` are those of `accumulate`. Where queries are equal to keys,
-// `tied`, zero for every run before, becomes one. Other arguments are as in walk.cu; a run has `length` queries and
-// keys.
+// The gradients of queries and keys are added to `by_query` and `by_key`, see `Column`, those of values and weights to
+// `by_value (heads, keys, STRIDE)` and `by_weight (heads, keys)`; `grads` and `grad_extra` are those of the sums of the
+// queries. `key_sums` and `query_sums` are those of `accumulate`. Of equal queries that are equal to keys the first one
+// gets a bit in `tied (channel blocks, heads, sides, dims, queries / 32)`, zero before. Other arguments are as in
+// walk.cu; a run has `length` queries and keys.
 extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     mutual(const real *key_places, const int *key_order, const real *query_places, const int *query_order,
            const real *values, const real *weights, const real *grads, const real *grad_extra, const double *table,
            const double *taus, double tau, const real *key_sums, const real *query_sums, real *by_value,
-           real *by_weight, real *by_key, real *by_query, int *tied, index_t heads, index_t sides, index_t count,
+           real *by_weight, real *by_key, real *by_query, unsigned *tied, index_t heads, index_t sides, index_t count,
            index_t number, index_t dims, index_t mirrored, index_t negated, index_t length) {
     __shared__ Source list[32];
     __shared__ Item items[32 + 2 * CHUNK];
@@ -141,8 +141,8 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     asm("" : "+l"(away));
 #endif
     by_weight += p * count;
-    by_key += p * count * dims + d;
-    by_query += p * number * dims + d;
+    Column key_column(by_key, key_places, p, count, d, dims), query_column(by_query, query_places, p, number, d, dims);
+    tied += track * ((number + 31) / 32);
     real span = BOTH ? real(REACH) / side.rate : infinity();
 
     int at = int(blockIdx.x % runs * length), end = min(at + int(length), keys.line.count + queries.line.count);
@@ -156,7 +156,6 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         real place = keys.line.place(keys.passed - 1);
         if (!queries.passed || queries.line.place(queries.passed - 1) < place) last_key = place;
     }
-    bool any_ties = false;
 
     auto load = [&](const Item &item) {
         Row *row = row_of(item, lane);
@@ -250,8 +249,11 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         // where queries follow keys that they equal, and that give something
         real before = __shfl_up_sync(ALL, x, 1);
         bool equal = asks && !zero && (lane ? giving >> (lane - 1) & 1 && before == x : last_key == x);
-        any_ties = any_ties || equal;
         last_key = giving >> (taken - 1) & 1 ? __shfl_sync(ALL, x, taken - 1) : infinity();
+        // where on its line the item is
+        unsigned earlier = (1u << lane) - 1;
+        int key_at = keys.passed + __popc(giving & earlier), query_at = queries.passed + __popc(asking & earlier);
+        if (equal) atomicOr(tied + query_at / 32, 1u << query_at % 32);
         keys.passed += some_keys, queries.passed += some_queries;
         at += taken;
         keys.fetch(lane), queries.fetch(lane);
@@ -311,26 +313,28 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             real product = channels == 0 ? extra_slope * scalar : real(0);
 #pragma unroll
             for (int i = 0; i < 32; i++) product += parts[lane].of[i];
-            add_to((asks ? by_query : by_key) + index * dims, negative ? -product : product);
+            real *place =
+                asks ? query_column.of(queries.line, query_at, index) : key_column.of(keys.line, key_at, index);
+            add_to(place, negative ? -product : product);
             if (!asks && channels == 0) add_to(by_weight + index, extra);
         }
         __syncwarp();
     }
-    if (any_ties) tied[blockIdx.y * gridDim.x + blockIdx.x] = 1;
 }
 
-// Give to the keys and take from the queries that are equal half of the jump which they have too little or too much, on
-// runs that are `tied`; a warp has the groups of equal points whose first query is in its run.
+// Give to the keys and take from the queries that are equal half of the jump which they have too little or too much; a
+// warp looks for queries that are `tied` among 32 times 32 of them.
 extern "C" __global__ void __launch_bounds__(32, 32)
     settle(const real *key_places, const int *key_order, const real *query_places, const int *query_order,
            const real *values, const real *weights, const real *grads, const real *grad_extra, const double *table,
-           const double *taus, double tau, const int *tied, real *by_key, real *by_query, index_t sides, index_t count,
-           index_t number, index_t dims, index_t mirrored, index_t negated, index_t length) {
-    if (!tied[blockIdx.y * gridDim.x + blockIdx.x]) return;
+           const double *taus, double tau, const unsigned *tied, real *by_key, real *by_query, index_t heads,
+           index_t sides, index_t count, index_t number, index_t dims, index_t mirrored, index_t negated) {
     int lane = threadIdx.x;
-    index_t channels = blockIdx.y, runs = (count + number + length - 1) / length;
-    index_t d = blockIdx.x / runs % dims, side_number = blockIdx.x / runs / dims % sides,
-            p = blockIdx.x / runs / dims / sides;
+    index_t channels = blockIdx.y, words = (number + 31) / 32, pieces = (words + 31) / 32;
+    index_t word = blockIdx.x % pieces * 32 + lane, track = blockIdx.x / pieces, d = track % dims,
+            side_number = track / dims % sides, p = track / dims / sides;
+    unsigned mine = word < words ? tied[(channels * heads * sides * dims + track) * words + word] : 0u;
+    if (!__any_sync(ALL, mine)) return;
     bool flipped = mirrored >> side_number & 1;
     Side side;
     side.read(table + side_number * TABLE, taus ? taus[p] : tau, false);
@@ -343,21 +347,18 @@ extern "C" __global__ void __launch_bounds__(32, 32)
     Rows key_rows(values + p * count * STRIDE + channels * WIDTH, lane);
     Rows query_rows(grads + p * number * STRIDE + channels * WIDTH, lane);
     Scalars key_scalars(weights, p * count), query_scalars(grad_extra, p * number);
-    by_key += p * count * dims + d;
-    by_query += p * number * dims + d;
+    Column key_column(by_key, key_places, p, count, d, dims), query_column(by_query, query_places, p, number, d, dims);
 
     auto go = [&](const Line &line, const Rows &rows, const Scalars &scalars, int first, real place,
-                  Numbers<real, 1> *sum, const Numbers<real, 1> *others, real share, real *products) {
-        go_through(line, rows, scalars, first, place, sum, others, share, products, dims, channels == 0, lane);
+                  Numbers<real, 1> *sum, const Numbers<real, 1> *others, real share, const Column &products) {
+        go_through(line, rows, scalars, first, place, sum, others, share, products, channels == 0, lane);
     };
-
-    int at = int(blockIdx.x % runs * length), end = min(at + int(length), keys.count + queries.count);
-    int start = at - keys_before(keys, queries, at), stop = end - keys_before(keys, queries, end);
-    for (int first = start; first < stop; first += 32) {
-        int query = first + lane, low = 0, high = keys.count;
-        real place = query < stop ? queries.place(query) : infinity();
-        // those at zero give nothing
-        bool there = query < stop && !(FOLDED && place == real(0)) && (!query || queries.place(query - 1) != place);
+    while (__any_sync(ALL, mine)) {
+        // one a lane at a time
+        int query = int(word) * 32 + __ffs(mine) - 1, low = 0, high = keys.count;
+        bool there = mine;
+        real place = there ? queries.place(query) : infinity();
+        mine &= mine - 1;
         while (there && low < high) {
             int half = (low + high) / 2;
             if (keys.place(half) < place)
@@ -365,15 +366,14 @@ extern "C" __global__ void __launch_bounds__(32, 32)
             else
                 high = half;
         }
-        unsigned ties = __ballot_sync(ALL, there && low < keys.count && keys.place(low) == place);
-        for (; ties; ties &= ties - 1) {
-            int which = __ffs(ties) - 1, key = __shfl_sync(ALL, low, which);
+        for (unsigned ties = __ballot_sync(ALL, there); ties; ties &= ties - 1) {
+            int which = __ffs(ties) - 1, key = __shfl_sync(ALL, low, which), first = __shfl_sync(ALL, query, which);
             real spot = __shfl_sync(ALL, place, which);
             Numbers<real, 1> key_sum, query_sum;
             key_sum.clear(), query_sum.clear();
-            go(keys, key_rows, key_scalars, key, spot, &key_sum, nullptr, real(0), nullptr);
-            go(queries, query_rows, query_scalars, first + which, spot, &query_sum, &key_sum, -jump, by_query);
-            go(keys, key_rows, key_scalars, key, spot, nullptr, &query_sum, jump, by_key);
+            go(keys, key_rows, key_scalars, key, spot, &key_sum, nullptr, real(0), key_column);
+            go(queries, query_rows, query_scalars, first, spot, &query_sum, &key_sum, -jump, query_column);
+            go(keys, key_rows, key_scalars, key, spot, nullptr, &query_sum, jump, key_column);
         }
     }
 }

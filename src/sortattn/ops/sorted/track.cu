@@ -4,9 +4,9 @@
 // of a polynomial), HALVES (ties count half), RATE (whether there is an exponential), BOTH (sources above count too),
 // COMPACT, FOLDED (0, or 1 and -1 as in `Terms`), PRODUCTS (inner products instead of scattered sums), SLOPES
 // (scattered sums, and inner products with their derivatives), ORDERED (no atomics: one dimension of a head and one
-// track at a time), CHUNK (rows that a lane has on their way at a time), PASSING (rows that are read leave the
-// second-level cache first), RESIDENT (warps of a multiprocessor that walk), WAY (1 or -1, if all tracks are read from
-// the same end, or 0).
+// track at a time), CHUNK (rows that a lane has on their way at a time), PASSING (what is read leaves the
+// second-level cache first), ALONG (as in `Column`), RESIDENT (warps of a multiprocessor that walk), WAY (1 or -1, if
+// all tracks are read from the same end, or 0).
 
 #include "search.cu"
 
@@ -98,6 +98,29 @@ struct alignas(VEC * sizeof(real)) Row {
     real at[VEC];
 };
 
+#if defined __CUDA_ARCH__ && PASSING
+// Of a long head: rows of targets, which are added to, had better stay in the second-level cache than those of sources,
+// and than coordinates and indices, which are read once.
+__device__ inline unsigned long long passing() {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+__device__ inline int read_once(const int *place) {
+    int number;
+    asm("ld.global.L2::cache_hint.b32 %0, [%1], %2;" : "=r"(number) : "l"(place), "l"(passing()));
+    return number;
+}
+__device__ inline float read_once(const float *place) {
+    float number;
+    asm("ld.global.L2::cache_hint.f32 %0, [%1], %2;" : "=f"(number) : "l"(place), "l"(passing()));
+    return number;
+}
+__device__ inline double read_once(const double *place) { return *place; }
+#else
+template <typename T> __device__ inline T read_once(const T *place) { return *place; }
+#endif
+
 // The sorted points of a track.
 struct Line {
     const real *places;
@@ -110,12 +133,31 @@ struct Line {
     }
     __device__ int step() const { return WAY ? WAY : given; }
     __device__ void skip(int some, int left) { places += some * step(), order += some * step(), count = left; }
-    __device__ int index(int i) const { return order[i * step()]; }
-    __device__ real place(int i) const { return step() < 0 ? -places[i * step()] : places[i * step()]; }
+    __device__ int index(int i) const { return read_once(order + i * step()); }
+    __device__ real place(int i) const {
+        real x = read_once(places + i * step());
+        return step() < 0 ? -x : x;
+    }
     // of a folded line, what lies above zero, or there too
     __device__ void keep_half(bool zero) {
         int some = first_without(0, count, [&](int i) { return zero ? place(i) < real(0) : place(i) <= real(0); });
         skip(some, count - some);
+    }
+};
+
+// A number for every point of a head in one dimension, which is added to: of `numbers (heads, points, dims)` or, with
+// ALONG, `(heads, dims, points)` in the order of the lines, whose coordinates are `places`. What is added to at random
+// takes the cache from rows.
+struct Column {
+    real *start;
+    const real *places;
+    unsigned step;
+
+    __device__ Column(real *numbers, const real *places, index_t p, index_t count, index_t d, index_t dims)
+        : start(ALONG ? numbers : numbers + p * count * dims + d), places(places), step(unsigned(dims)) {}
+    // that of the i-th point of a line, which has this index
+    __device__ real *of(const Line &line, int i, int index) const {
+        return start + (ALONG ? line.places + i * line.step() - places : index_t(unsigned(index)) * step);
     }
 };
 
@@ -349,15 +391,6 @@ __device__ inline void move_state(Numbers<double> &state, double distance, doubl
     move_side<RATE, 0>(state, distance, rate);
     if (BOTH) move_side<RATE, SUMS - POWERS>(state, -distance, rate);
 }
-
-#if defined __CUDA_ARCH__ && PASSING
-// For rows of sources of a long head: those of targets, which are added to, had better stay in the second-level cache.
-__device__ inline unsigned long long passing() {
-    unsigned long long policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-#endif
 
 // Rows of a head as one lane sees them, from `start` on. The compiler would add up the parts of an address for every
 // row again, so it is not told what the start is made of.

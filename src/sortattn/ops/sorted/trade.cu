@@ -17,12 +17,12 @@
 static_assert(NODES > 1 && POWERS == 2 && COMPACT && HALVES && SLOPES && !ORDERED && WAY < 0 && sizeof(real) == 4,
               "steps of the slope at several nodes, and none of the value");
 
-// The gradients of queries and keys are added to `by_query (heads, queries, dims)` and `by_key`, those of values and
-// weights to `by_value (heads, keys, STRIDE)` and `by_weight (heads, keys)`; `grads` and `grad_extra` are those of the
-// sums of the queries, and `sums` those of `accumulate` for them, or null if every run is a whole track. `totals
-// (channel blocks, heads, dims, legs, WIDTH + 1)` become the sums of the keys of every leg, and `tied (channel blocks,
-// heads, dims, keys / 32)`, zero before, gets a bit for every key at a node of a query. Other arguments are as in
-// walk.cu; a run has `length` keys, a multiple of the `leg` that its legs have.
+// The gradients of queries and keys are added to `by_query` and `by_key`, see `Column`, those of values and weights to
+// `by_value (heads, keys, STRIDE)` and `by_weight (heads, keys)`; `grads` and `grad_extra` are those of the sums of the
+// queries, and `sums` those of `accumulate` for them, or null if every run is a whole track. `totals (channel blocks,
+// heads, dims, legs, WIDTH + 1)` become the sums of the keys of every leg, and `tied (channel blocks, heads, dims, keys
+// / 32)`, zero before, gets a bit for every key at a node of a query. Other arguments are as in walk.cu; a run has
+// `length` keys, a multiple of the `leg` that its legs have.
 extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     trade(const real *key_places, const int *key_order, const real *query_places, const int *query_order,
           const real *values, const real *weights, const real *grads, const real *grad_extra, const double *table,
@@ -33,6 +33,8 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     __shared__ Aim aims[32];
     alignas(16) __shared__ Row slots[32 * ACROSS];
     __shared__ Part parts[TOGETHER];
+    // where on its line a source is
+    __shared__ int spots[ALONG ? ROOM : 1];
     // for loops over the nodes that are not unrolled
     __shared__ Side nodes;
     __shared__ int places[NODES];
@@ -44,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     Rows output_rows(by_value + p * count * STRIDE + channels * WIDTH, lane);
     Scalars query_scalars(grad_extra, p * number), key_scalars(weights, p * count);
     by_weight += p * count;
-    Column key_column(by_key + p * count * dims + d, dims), query_column(by_query + p * number * dims + d, dims);
+    Column key_column(by_key, key_places, p, count, d, dims), query_column(by_query, query_places, p, number, d, dims);
     Side side;
     side.read(table, taus ? taus[p] : tau, false);
     if (lane == 0) nodes = side;
@@ -240,6 +242,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                 open = open && rest >= some;
                 rest -= some;
             }
+            found.spot = source;
             found.place = found.here ? queries.place(source) : real(0);
             found.index = found.here ? queries.index(source) : 0;
             return found;
@@ -256,6 +259,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             real keys_before = __shfl_sync(ALL, key_sums, max(found.before - 1, 0));
             if (found.here) {
                 events[found.where].index = found.index;
+                if (ALONG) spots[found.where] = found.spot;
                 events[found.where].extra = own * (found.before ? key_sum + keys_before : key_sum);
             }
             // the extra scalar of the keys
@@ -277,6 +281,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         for (int j = 0; j < NODES; j++) passed[j] += __shfl_sync(ALL, rank[j], max(taken - 1, 0));
         key_extra += double(__shfl_sync(ALL, key_sums, 31));
         if (taken) behind = __shfl_sync(ALL, s, taken - 1);
+        int key_at = at + lane;
         at += taken;
         fetch();
         if (lane < 2 * CHUNK) events[total + lane].index = 0;
@@ -332,7 +337,8 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             if (lane % 2 == 0 && mine < some) {
                 Event own = events[first + mine];
                 if (channels == 0) product += own.extra;
-                query_column.add(own.index, -events[first + CHUNK + mine].weight[1] * product);
+                add_to(query_column.of(queries, ALONG ? spots[first + mine] : 0, own.index),
+                       -events[first + CHUNK + mine].weight[1] * product);
             }
             __syncwarp();
         };
@@ -416,7 +422,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             // the extra scalar belongs to the first block of channels
             if (channels == 0) product += extra_slope * scalar;
             // a track is mirrored, and so is its slope
-            key_column.add(target, -product);
+            add_to(key_column.of(keys, key_at, target), -product);
             if (channels == 0) add_to(by_weight + target, extra);
         }
         __syncwarp();
