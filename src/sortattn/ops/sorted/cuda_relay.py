@@ -17,15 +17,15 @@ from .tracks import Tracks
 if TYPE_CHECKING:
     from .cuda_walk import Walk
 
-SOURCE = Path(__file__).with_name("relay.cu")
+SOURCE, HALVES = (Path(__file__).with_name(name) for name in ("relay.cu", "halves.cu"))
 # warps of a multiprocessor, and with rows of 64 numbers of 16 bits
 WARPS, _NARROW_WARPS = 24, 32
 # of the sources, those that are summed by themselves for the halves of a folded line
 _CHUNKS = 16
 # rows of a block that fills them
 _FILLED = 256
-# dimensions of a block that sums them, and of one of its threads, and channels of a thread; as in relay.cu
-_DIMS, _EIGHT, _FOUR = 64, 8, 4
+# dimensions and channels of a block that sums them, and its threads; as in halves.cu
+_DIMS, _COLUMNS, _THREADS = 64, 64, 256
 
 
 def serves(walk: "Walk") -> bool:
@@ -38,7 +38,7 @@ def serves(walk: "Walk") -> bool:
 def takes(tracks: Tracks, width: int, size: int, shared: int) -> bool:
     """Whether they have one node without ties and sources below; with rows that fit into shared memory."""
     several = tracks.both or tracks.compact or tracks.nodes > 1
-    if several or tracks.rate or tracks.halves or tracks.folded < 0:
+    if several or tracks.rate or tracks.halves or tracks.folded < 0 or size > 4:
         return False
     return warps_of(width, size) * _station(tracks, width, size) <= shared
 
@@ -85,9 +85,9 @@ def halves_of(walk: "Walk", defines: Defines, alls: Tensor | None = None) -> tup
     """The sums of all rows on either side of zero, in so many chunks; and of all, into `alls`."""
     chunks = chunks_of(walk)
     totals = walk.empty(walk.parts * chunks * 2 * walk.dims * (walk.width + 1))
-    threads = (walk.width // _FOUR + 1) * _DIMS // _EIGHT
-    launch.Kernel(SOURCE, "sum_halves", defines)(
-        (walk.problems * chunks * math.ceil(walk.dims / _DIMS), walk.parts), threads, walk.sources.points, walk.rows,
+    parts = walk.parts * max(1, walk.width // _COLUMNS)
+    launch.Kernel(HALVES, "sum_halves", defines)(
+        (walk.problems * chunks * math.ceil(walk.dims / _DIMS), parts), _THREADS, walk.sources.points, walk.rows,
         walk.extra, totals, alls, walk.problems, walk.count, walk.dims, chunks,
     )  # fmt: skip
     return totals, chunks
@@ -109,7 +109,7 @@ def run(walk: "Walk", walking: Defines, constant: float, out: Tensor, out_extra:
         walk.begin(constant, out, out_extra)
     else:
         slices = max(1, walk.number // _FILLED)
-        launch.Kernel(SOURCE, "fill", defines)(
+        launch.Kernel(HALVES, "fill", defines)(
             (walk.problems * slices, walk.parts), 256, alls, out, out_extra, walk.problems, walk.number, halves[1],
             slices, float(constant * walk.dims),
         )  # fmt: skip
