@@ -80,9 +80,10 @@ def _record(monkeypatch, call, inputs):
 
 
 def test_a_recorded_call_is_launched_with_the_addresses_of_other_inputs(monkeypatch):
-    from sortattn.ops.grid.gpu import record
+    from sortattn.cuda.constants import kept
 
-    constant = record.kept(torch.ones)(3)
+    ones = kept(torch.ones)
+    constant = ones(3)
     here = torch.device("cpu")
 
     def call(record, points, rows):
@@ -209,13 +210,3 @@ def test_numbers_made_in_inference_mode_may_be_saved_for_gradients():
         found = formula(KERNELS["add_laplace"], torch.device("cpu"))
     assert not found.numbers.is_inference()
     assert not found.kinks.is_inference()
-
-
-def test_constants_made_in_inference_mode_may_be_saved_for_gradients():
-    from sortattn.ops.grid.gpu.record import kept
-
-    filled = kept(lambda shape, number: torch.full(shape, number))
-    with torch.inference_mode():
-        first = filled((3,), 0.5)
-    assert not first.is_inference()
-    assert filled((3,), 0.5) is first

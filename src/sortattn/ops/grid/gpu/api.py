@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ....cuda.constants import capturing, kept
 from ....cuda.launch import on
 from ....kernels import SidedKernel
 from ....validation import Problem
@@ -19,8 +20,10 @@ from .grid import Grid
 from .language import STATS
 from .launch import launches
 from .layout import Layout
-from .record import kept
 from .tables import Flags, Tables
+
+# heads whose bandwidths are kept, so that all that are take 4 MB at most
+_FEW = 4096
 
 
 def attention(problem: Problem, kernel: SidedKernel, count: int) -> Tensor:
@@ -37,7 +40,7 @@ def _call(problem: Problem, kernel: SidedKernel, count: int, normalise: bool) ->
     query = problem.query
     problems = query.shape[0]
     # what most calls of a model share is made once, unless they are compiled, mapped or part of a CUDA graph
-    filled = _filled if plain(query) and not _capturing(query) else _fill
+    filled = _filled if problems <= _FEW and plain(query) and not capturing() else _fill
     if isinstance(problem.bandwidth, Tensor):
         bandwidth = problem.bandwidth.float().reshape(-1).expand(problems)
     else:
@@ -61,10 +64,6 @@ def _fill(shape: tuple[int, ...], number: float, device: torch.device) -> Tensor
 @kept
 def _filled(shape: tuple[int, ...], number: float, device: torch.device) -> Tensor:
     return torch.full(shape, number, dtype=torch.float32, device="cpu").to(device)
-
-
-def _capturing(tensor: Tensor) -> bool:
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _forward(
