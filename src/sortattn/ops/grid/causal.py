@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...kernels import SidedKernel, rebuild
 from ...validation import Problem
-from ..batching import fold
+from ..batching import fold, unfold
 from ..recorded import recorded
 from . import sums
 from .plain import with_weights
@@ -325,5 +325,5 @@ def _(info, in_dims, *inputs):
         raise RuntimeError("sortattn cannot vmap over the coefficients of a kernel; call it once per kernel instead")
     size = info.batch_size
     folded = [part if i == 4 else fold(size, part, in_dims[i]) for i, part in enumerate(inputs[:7])]
-    out = grid_causal(*folded, *inputs[7:])
-    return out.reshape(size, -1, *out.shape[1:]), 0
+    (out,), (dim,) = unfold(size, (grid_causal(*folded, *inputs[7:]),))
+    return out, dim

@@ -7,7 +7,7 @@ from ....cuda.constants import capturing, kept
 from ....cuda.launch import on
 from ....kernels import SidedKernel
 from ....validation import Problem
-from ...batching import fold
+from ...batching import fold, unfold
 from ...direct import direct, plain
 from ...parameters import parameters_at
 from ..surrogate import reproduces_exponentials
@@ -204,6 +204,4 @@ def _(info, in_dims, *inputs):
     if in_dims[5] is not None:
         raise RuntimeError("sortattn cannot vmap over the coefficients of a kernel; call it once per kernel instead")
     folded = [fold(info.batch_size, inputs[i], in_dims[i]) for i in range(5)]
-    found = grid_gpu(*folded, *inputs[5:])
-    size = info.batch_size
-    return tuple(part.unflatten(0, (size, part.shape[0] // size)) for part in found), (0,) * len(found)
+    return unfold(info.batch_size, grid_gpu(*folded, *inputs[5:]))

@@ -10,7 +10,7 @@ from torch import Tensor
 from ....cuda.launch import on
 from ....kernels import RIESZ_EPSILON, AddRiesz, SidedKernel
 from ....normalise import through_quotient
-from ...batching import fold
+from ...batching import fold, unfold
 from ...direct import direct
 from ..causal import grid_causal_backward
 from .alone import alone
@@ -152,5 +152,4 @@ def _(info, in_dims, *inputs):
     if in_dims[5] is not None:
         raise RuntimeError("sortattn cannot vmap over the coefficients of a kernel; call it once per kernel instead")
     size = info.batch_size
-    found = grid_gpu_causal(*(fold(size, inputs[i], in_dims[i]) for i in range(5)), *inputs[5:])
-    return tuple(part.unflatten(0, (size, part.shape[0] // size)) for part in found), (0,) * len(found)
+    return unfold(size, grid_gpu_causal(*(fold(size, inputs[i], in_dims[i]) for i in range(5)), *inputs[5:]))
