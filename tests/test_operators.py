@@ -169,6 +169,29 @@ def test_vmap_of_nothing(name, backend, shape):
     assert torch.equal(torch.func.vmap(call)(*inputs), call(*inputs))
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
+@pytest.mark.parametrize("backend", ["reference", "tiled", "sorted", "linear", "grid"])
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "spline", "elu"])
+@pytest.mark.parametrize("dims", [(0, 0, 0), (1, 0, None), (None, None, 0)], ids=str)
+def test_vmap_over_no_samples_has_no_results(name, backend, dims, causal, device):
+    case = CASES[name]
+    if refusal(backend, case, device, causal=causal):
+        return
+    inputs = [
+        part if dim is None else part.unsqueeze(dim).narrow(dim, 0, 0)
+        for part, dim in zip(draw(Shape((2,), 7, 7, 3, 4), torch.float32, device), dims, strict=True)
+    ]
+
+    def call(query, key, value):
+        return sortattn.kernel_attention(query, key, value, case.kernel, is_causal=causal, backend=backend)
+
+    assert torch.func.vmap(call, in_dims=dims)(*inputs).shape == (0, 2, 7, 4)
+
+
+def test_vmap_of_sign_sums_over_no_samples_has_no_results():
+    assert torch.func.vmap(sortattn.weighted_sign_sum)(*torch.zeros(4, 0, 2, 5, 3)).shape == (0, 2, 5, 3)
+
+
 @pytest.mark.parametrize("backend", ["tiled", "sorted"])
 def test_vmap_over_coefficients_is_a_clear_error(backend, device):
     query, key, value = draw(Shape((), 5, 7, 3, 2), torch.float64, device)
@@ -239,6 +262,25 @@ def test_functional_gradients_are_those_of_backward_or_an_error(backend, device)
             # torch has no functional gradients of custom operators, and says so
             with pytest.raises(RuntimeError, match="functorch transforms"):
                 transform(*(part.detach() for part in points))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("backend", ["tiled", "sorted", "grid"])
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "spline"])
+def test_many_gradients_at_once_are_those_of_a_loop(name, backend, device):
+    case, shape = CASES[name], Shape((2,), 5, 7, 3, 4)
+    if refusal(backend, case, device):
+        return
+    points = leaves(*draw(shape, torch.float64, device))
+    bandwidth = points[0].new_full((2,), 0.7).requires_grad_()
+    output = sortattn.kernel_attention(*points, case.kernel, bandwidth=bandwidth, backend=backend)
+    several = cotangent(Shape((3, *shape.leading), 5, 7, 3, 4), torch.float64, device)
+
+    def gradients(gradient, **options):
+        return torch.autograd.grad(output, (*points, bandwidth), gradient, retain_graph=True, **options)
+
+    for together, *alone in zip(gradients(several, is_grads_batched=True), *map(gradients, several), strict=True):
+        assert_close(together, torch.stack(alone), FORWARD[torch.float64])
 
 
 # autocast

@@ -19,10 +19,15 @@ def plain(*tensors: Tensor | None) -> bool:
 
 
 def shortcut(operator: Callable, way: Callable) -> Callable:
-    """`operator`, which has no gradients, but eager calls that record none go to its implementation `way` at once."""
+    """`operator`, which has no gradients, but eager calls that record none go to its implementation `way` at once.
+
+    Of a backward pass, whose first arguments are the one or two gradients that it is given.
+    """
 
     def call(*inputs):
-        if torch.is_grad_enabled() or not plain(*(part for part in inputs if isinstance(part, Tensor))):
+        # with `is_grads_batched` gradients are many at once, of which torch calls an operator for one after the other
+        several = any(map(torch._C._functorch.is_legacy_batchedtensor, inputs[:2]))
+        if several or torch.is_grad_enabled() or not plain(*(part for part in inputs if isinstance(part, Tensor))):
             return operator(*inputs)
         return way(*inputs)
 
