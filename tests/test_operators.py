@@ -310,6 +310,18 @@ def test_autocast_rounds_the_inputs_as_for_sdpa(name, backend, dtype, device):
     assert all(part.grad.dtype == torch.float32 and part.grad.isfinite().all() for part in points)
 
 
+@pytest.mark.usefixtures("reproducible")
+@pytest.mark.parametrize(("name", "backend"), [("add_laplace", "sorted"), ("laplace", "tiled"), ("spline", "tiled")])
+def test_a_backward_pass_within_autocast_rounds_nothing(name, backend, device):
+    shape = Shape((2,), 20, 30, 3, 4)
+    points, gradient = leaves(*draw(shape, torch.float32, device)), cotangent(shape, torch.float32, device)
+    output = sortattn.kernel_attention(*points, CASES[name].kernel, backend=backend)
+    outside = torch.autograd.grad(output, points, gradient, retain_graph=True)
+    with torch.autocast(device, torch.bfloat16):
+        within = torch.autograd.grad(output, points, gradient)
+    assert all(map(torch.equal, outside, within))
+
+
 # modes
 
 
