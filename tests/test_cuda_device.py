@@ -116,23 +116,6 @@ def test_what_a_graph_was_the_first_to_need_serves_other_calls(backend, device):
     assert_close(call(), wanted, FORWARD[torch.float32])
 
 
-@pytest.mark.parametrize("backend", ["sorted", "tiled", "grid:32"])
-def test_the_compiler_makes_graphs_of_first_calls(backend, device):
-    torch.compiler.reset()
-    points, kernel = draw(SHAPE, torch.float32, device), "add_bump"
-    # numbers of which there are none yet
-    bandwidth = 0.7 + torch.rand(()).item()
-
-    def call(*points: torch.Tensor) -> torch.Tensor:
-        return sortattn.kernel_attention(*points, kernel, bandwidth=bandwidth, backend=backend)
-
-    fast = torch.compile(call, mode="reduce-overhead", fullgraph=True)
-    for _ in range(4):
-        found = fast(*points).clone()
-    assert_close(found, call(*points), FORWARD[torch.float32])
-    torch.compiler.reset()
-
-
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @every_call
 def test_a_call_waits_for_nothing(name, backend, backward, device):

@@ -14,6 +14,7 @@ from torch import Tensor
 from ...kernels import SidedKernel, rebuild
 from ...validation import Problem
 from ..batching import fold, unfold
+from ..direct import differentiated_once
 from ..recorded import recorded
 from . import sums
 from .plain import with_weights
@@ -67,6 +68,7 @@ def _(query, key, rows, bandwidth, parameters, nodes, extra, kernel, group, expo
     return rows.new_empty(*query.shape[:2], rows.shape[2])
 
 
+@differentiated_once
 @torch.library.custom_op("sortattn::grid_causal_backward", mutates_args=())
 def grid_causal_backward(
     grad: Tensor,

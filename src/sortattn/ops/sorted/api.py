@@ -19,7 +19,7 @@ from torch import Tensor
 from ...cuda import launch
 from ...kernels import Terms
 from ..batching import fold, unfold
-from ..direct import direct, shortcut
+from ..direct import differentiated_once, direct, shortcut
 from . import lent, quotient
 from .lines import Bandwidth, walker
 
@@ -141,7 +141,9 @@ def _gradients(
     return gradients
 
 
-sided_sum_backward = torch.library.custom_op("sortattn::sided_sum_backward", _gradients, mutates_args=())
+sided_sum_backward = differentiated_once(
+    torch.library.custom_op("sortattn::sided_sum_backward", _gradients, mutates_args=())
+)
 # an operator has torch import its compiler at the first call, which takes seconds
 _gradients_directly = shortcut(sided_sum_backward, _gradients)
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..batching import fold, unfold
-from ..direct import direct, shortcut
+from ..direct import differentiated_once, direct, shortcut
 from . import blocks, cuda
 from .inputs import TENSORS, Inputs, schema
 
@@ -50,6 +50,7 @@ def _gradients(grad: Tensor, rows: Tensor, total: Tensor, shift: Tensor, *argume
 tiled_sum_backward = torch.library.custom_op(
     "sortattn::tiled_sum_backward", _gradients, mutates_args=(), schema=schema(5, "grad", "rows", "total", "shift")
 )
+differentiated_once(tiled_sum_backward)
 _gradients_directly = shortcut(tiled_sum_backward, _gradients)
 
 

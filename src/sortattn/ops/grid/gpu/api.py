@@ -8,7 +8,7 @@ from ....cuda.launch import on
 from ....kernels import SidedKernel
 from ....validation import Problem
 from ...batching import fold, unfold
-from ...direct import direct, plain
+from ...direct import differentiated_once, direct, plain
 from ...parameters import parameters_at
 from ..surrogate import reproduces_exponentials
 from .alone import alone
@@ -123,6 +123,7 @@ def _(query, key, value, weight, bandwidth, parameters, kernel, exponential, cou
     )
 
 
+@differentiated_once
 @torch.library.custom_op("sortattn::grid_gpu_backward", mutates_args=())
 def grid_gpu_backward(
     grad: Tensor,

@@ -11,7 +11,7 @@ from ....cuda.launch import on
 from ....kernels import RIESZ_EPSILON, AddRiesz, SidedKernel
 from ....normalise import through_quotient
 from ...batching import fold, unfold
-from ...direct import direct
+from ...direct import differentiated_once, direct
 from ..causal import grid_causal_backward
 from .alone import alone
 from .causal import forward, launches_of
@@ -61,6 +61,7 @@ def _(query, key, value, weight, bandwidth, parameters, kernel, exponential, cou
     return value.new_empty(problems, rows, value.shape[2]), totals, nodes, stats
 
 
+@differentiated_once
 @torch.library.custom_op("sortattn::grid_gpu_causal_backward", mutates_args=())
 def grid_gpu_causal_backward(
     grad: Tensor,
