@@ -6,6 +6,7 @@ faster backends read: a logarithm (`softmax`, `gauss`, `laplace`), a feature map
 table of sided terms (`add_riesz`, `add_laplace`, `add_bump`, and the families of `splines`).
 """
 
+import difflib
 from dataclasses import replace
 from typing import ClassVar
 
@@ -248,9 +249,12 @@ def resolve(kernel: str | Kernel) -> Kernel:
     if isinstance(kernel, Kernel):
         return kernel
     if not isinstance(kernel, str):
-        raise TypeError(f"kernel must be a name or a Kernel, got {type(kernel).__name__}")
+        came = f"the class {kernel.__name__} itself" if isinstance(kernel, type) else type(kernel).__name__
+        raise TypeError(f"kernel must be a name or a Kernel, such as Spline(nodes, slopes), got {came}")
     if kernel not in KERNELS:
-        raise ValueError(f"unknown kernel {kernel!r}, expected one of {', '.join(KERNELS)} or a Kernel object")
+        alike = difflib.get_close_matches(kernel.lower(), KERNELS, 1)
+        guess = f"; did you mean {alike[0]!r}?" if alike else ""
+        raise ValueError(f"unknown kernel {kernel!r}, expected one of {', '.join(KERNELS)} or a Kernel object{guess}")
     return KERNELS[kernel]
 
 

@@ -217,6 +217,9 @@ def _vector(name: str, given: Coefficients) -> Tensor:
             vector = torch.tensor(list(given), dtype=torch.float64, device="cpu")
         except (TypeError, ValueError):
             raise TypeError(f"{expected}, got {given!r}") from None
+        # of a tensor that may be learned, or is on a GPU, no number is looked at
+        if not vector.isfinite().all():
+            raise ValueError(f"{name} must be finite, got {vector.tolist()}")
     if vector.dim() != 1:
         raise ValueError(f"{expected}, got shape {tuple(vector.shape)}")
     if not vector.is_floating_point():
