@@ -23,6 +23,12 @@ def unfold(size: int, outputs: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], 
     return tuple(part.unflatten(0, (size, part.shape[0] // size)) for part in outputs), (0,) * len(outputs)
 
 
+def refuse_coefficients(*dims: int | None) -> None:
+    """Those of a kernel are the same for all problems: they cannot be mapped over any of these dimensions."""
+    if any(dim is not None for dim in dims):
+        raise RuntimeError("sortattn cannot vmap over the coefficients of a kernel; call it once per kernel instead")
+
+
 def map_rule(operator: Callable[..., Tensor]) -> Callable:
     """The rule for an operator of tensors `(P, ...)` alone that returns one tensor."""
 

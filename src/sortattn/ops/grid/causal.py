@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...kernels import SidedKernel, rebuild
 from ...validation import Problem
-from ..batching import fold, unfold
+from ..batching import fold, refuse_coefficients, unfold
 from ..direct import differentiated_once
 from ..recorded import recorded
 from . import sums
@@ -323,8 +323,7 @@ grid_causal.register_autograd(_backward, setup_context=_setup)
 @grid_causal.register_vmap
 def _(info, in_dims, *inputs):
     """A mapped dimension becomes more problems."""
-    if in_dims[4] is not None:
-        raise RuntimeError("sortattn cannot vmap over the coefficients of a kernel; call it once per kernel instead")
+    refuse_coefficients(in_dims[4])
     size = info.batch_size
     folded = [part if i == 4 else fold(size, part, in_dims[i]) for i, part in enumerate(inputs[:7])]
     (out,), (dim,) = unfold(size, (grid_causal(*folded, *inputs[7:]),))

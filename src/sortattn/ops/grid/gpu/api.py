@@ -7,7 +7,7 @@ from ....cuda.constants import capturing, kept
 from ....cuda.launch import on
 from ....kernels import SidedKernel
 from ....validation import Problem
-from ...batching import fold, unfold
+from ...batching import fold, refuse_coefficients, unfold
 from ...direct import differentiated_once, direct, plain
 from ...parameters import parameters_at
 from ..surrogate import reproduces_exponentials
@@ -202,7 +202,6 @@ grid_gpu_directly = direct(grid_gpu, _forward, _setup, _backward, alone(_forward
 @grid_gpu.register_vmap
 def _(info, in_dims, *inputs):
     """A mapped dimension becomes more problems."""
-    if in_dims[5] is not None:
-        raise RuntimeError("sortattn cannot vmap over the coefficients of a kernel; call it once per kernel instead")
+    refuse_coefficients(in_dims[5])
     folded = [fold(info.batch_size, inputs[i], in_dims[i]) for i in range(5)]
     return unfold(info.batch_size, grid_gpu(*folded, *inputs[5:]))

@@ -10,7 +10,7 @@ from torch import Tensor
 from ....cuda.launch import on
 from ....kernels import RIESZ_EPSILON, AddRiesz, SidedKernel
 from ....normalise import through_quotient
-from ...batching import fold, unfold
+from ...batching import fold, refuse_coefficients, unfold
 from ...direct import differentiated_once, direct
 from ..causal import grid_causal_backward
 from .alone import alone
@@ -150,7 +150,6 @@ grid_gpu_causal_directly = direct(grid_gpu_causal, _forward, _setup, _backward, 
 @grid_gpu_causal.register_vmap
 def _(info, in_dims, *inputs):
     """A mapped dimension becomes more problems."""
-    if in_dims[5] is not None:
-        raise RuntimeError("sortattn cannot vmap over the coefficients of a kernel; call it once per kernel instead")
+    refuse_coefficients(in_dims[5])
     size = info.batch_size
     return unfold(size, grid_gpu_causal(*(fold(size, inputs[i], in_dims[i]) for i in range(5)), *inputs[5:]))
