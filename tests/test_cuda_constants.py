@@ -1,6 +1,7 @@
 """Constants on the device: a bounded number, apart from what graphs allocate, alive as long as a graph reads them."""
 
 import gc
+import importlib.util
 import threading
 import weakref
 
@@ -55,6 +56,31 @@ def test_what_a_graph_reads_is_never_freed(capture):
         filled(number)
     assert not alive(unread)
     assert alive(read)
+
+
+def constants_of_backends():
+    from sortattn.ops.sorted import cuda_classes, cuda_walk
+
+    here = torch.device("cpu")
+    yield lambda number: cuda_walk._table(((number,),), here)
+    yield lambda number: cuda_classes._numbers((number,), here)
+    if importlib.util.find_spec("triton"):
+        from sortattn.ops.grid.gpu import api
+
+        yield lambda number: api._filled((3,), number, here)
+
+
+def test_constants_of_all_backends_outlive_their_turn_if_a_graph_reads_them(capture):
+    for make in constants_of_backends():
+        # others may have been asked for in other tests
+        unread, read = weakref.ref(make(0.125)), weakref.ref(make(0.375))
+        capture()
+        make(0.375)
+        capture(False)
+        for number in range(1000):
+            make(number + 0.625)
+        assert not alive(unread)
+        assert alive(read)
 
 
 def test_constants_are_made_on_a_thread_without_the_modes_and_memory_of_the_caller(capture):

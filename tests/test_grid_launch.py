@@ -111,6 +111,26 @@ def test_a_recorded_call_is_launched_with_the_addresses_of_other_inputs(monkeypa
     assert out.shape == (6,)
 
 
+def test_constants_of_a_call_that_is_played_in_a_graph_are_not_freed(monkeypatch):
+    from sortattn.cuda import constants
+
+    monkeypatch.setattr(constants, "_captured", set())
+    here, ones = torch.device("cpu"), constants.kept(torch.ones)
+
+    def call(record, points):
+        record.zeros(1, here)
+        out = record.empty(4, device=here)
+        record.launched("one", (1, 1, 1), (points, ones(3), out))
+        return out
+
+    recorded, _ = _record(monkeypatch, call, [torch.zeros(3)])
+    recorded.play([torch.zeros(3)])
+    assert not constants._captured
+    monkeypatch.setattr(constants, "capturing", lambda: True)
+    recorded.play([torch.zeros(3)])
+    assert [constant.read() is ones(3) for constant in constants._captured] == [True]
+
+
 def test_a_call_that_is_more_than_launches_is_not_recorded(monkeypatch):
     here = torch.device("cpu")
 
