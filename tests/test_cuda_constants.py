@@ -97,6 +97,14 @@ def test_constants_are_made_on_a_thread_without_the_modes_and_memory_of_the_call
     assert not made.is_inference()
 
 
+def test_at_the_end_of_the_interpreter_constants_are_made_without_a_thread(capture, monkeypatch):
+    def none_left(*_):
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr(constants.ThreadPoolExecutor, "submit", none_left)
+    assert torch.equal(constants.kept(torch.ones)(3), torch.ones(3))
+
+
 def test_constants_made_in_inference_mode_may_be_saved_for_gradients():
     with torch.inference_mode():
         made = constants.kept(lambda: torch.ones(3))()

@@ -92,7 +92,12 @@ def _apart(make: Callable[[], T], parts: Callable[[T], Iterable[Tensor]]) -> T:
         return run()
     # pools of memory are a thread's or a stream's, and a new thread is on the default stream
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(run_alone).result()
+        try:
+            made = thread.submit(run_alone)
+        except RuntimeError:
+            # the interpreter ends, and there are no more threads
+            return run()
+        return made.result()
 
 
 def _allow_while_capturing() -> None:

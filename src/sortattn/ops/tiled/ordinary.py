@@ -1,8 +1,6 @@
 """Attention of ordinary eager calls on CUDA devices, as one node of autograd without a view: each of these takes the
 host a good part of the time that the GPU takes for a short sequence."""
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -107,4 +105,4 @@ def _by_operator(grad: Tensor, rows: Tensor, total: Tensor, shift: Tensor | None
 def _flat(part: Tensor, last: int) -> Tensor:
     """All but the last dimensions as one, which may be none."""
     # torch cannot flatten gradients of `is_grads_batched`
-    return part.reshape(math.prod(part.shape[:-last]), *part.shape[-last:])
+    return part.reshape(part.shape[:-last].numel(), *part.shape[-last:])
