@@ -1,7 +1,5 @@
 """What only a GPU has: graphs, streams, calls that wait for nothing, and tensors of more than 2^31 numbers."""
 
-import gc
-
 import pytest
 import torch
 
@@ -74,7 +72,6 @@ def capture(call) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
 
 def overwrite() -> None:
     """Fills the free memory of torch's cache in pieces as small as the numbers of a kernel."""
-    gc.collect()
     parts = [torch.full((128,), torch.nan, device="cuda") for _ in range(20_000)]
     torch.cuda.synchronize()
     del parts
