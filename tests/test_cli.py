@@ -27,7 +27,6 @@ def test_kernels_prints_the_table(capsys, style):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the following arguments are required: command"),
         (["dance"], "invalid choice: 'dance'"),
         (["kernels", "--format", "html"], "invalid choice: 'html'"),
         (["bench", "-n", "0"], "expected a whole number from 1, got '0'"),
@@ -44,6 +43,11 @@ def test_wrong_usage_ends_with_2_and_a_message(capsys, arguments, message):
         main(arguments)
     assert end.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_without_a_command_all_are_listed(capsys):
+    assert main([]) == 2
+    assert "see what works on this machine" in capsys.readouterr().err
 
 
 def fail_with(monkeypatch, error):

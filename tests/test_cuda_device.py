@@ -59,6 +59,60 @@ def test_a_captured_graph_replays_with_other_numbers(name, backend, backward, de
     agree(results, attend(name, backend, leaves(*others) if backward else others, gradient))
 
 
+def hat(width: float) -> sortattn.Spline:
+    return sortattn.Spline([-width, 0.0, width], [0.0, 1.0, -1.0, 0.0])
+
+
+def capture(call) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = call()
+    return graph, output
+
+
+def overwrite() -> None:
+    """Fills the free memory of torch's cache in pieces as small as the numbers of a kernel."""
+    parts = [torch.full((128,), torch.nan, device="cuda") for _ in range(20_000)]
+    torch.cuda.synchronize()
+    del parts
+
+
+@pytest.mark.parametrize("backend", ["sorted", "tiled", "grid:32"])
+def test_a_graph_is_replayed_when_its_kernel_is_gone(backend, device):
+    points, kernels = draw(SHAPE, torch.float32, device), [hat(1.0)]
+
+    def call() -> torch.Tensor:
+        return sortattn.kernel_attention(*points, kernels[0], backend=backend)
+
+    wanted = call()
+    graph, output = capture(call)
+    kernels.clear()
+    for number in range(300):
+        sortattn.kernel_attention(*points, hat(2.0 + number / 100), backend=backend)
+    overwrite()
+    graph.replay()
+    assert_close(output, wanted, FORWARD[torch.float32])
+
+
+@pytest.mark.parametrize("backend", ["sorted", "tiled"])
+def test_what_a_graph_was_the_first_to_need_serves_other_calls(backend, device):
+    points, kernel = draw(SHAPE, torch.float32, device), hat(1.5)
+
+    def call(kernel: sortattn.Spline = kernel) -> torch.Tensor:
+        return sortattn.kernel_attention(*points, kernel, backend=backend)
+
+    # compiles, with other numbers
+    call(hat(3.0))
+    graph, output = capture(call)
+    wanted = sortattn.kernel_attention(*(part.double() for part in points), kernel, backend="reference")
+    assert_close(call(), wanted, FORWARD[torch.float32])
+    graph.replay()
+    assert_close(output, wanted, FORWARD[torch.float32])
+    del graph, output
+    overwrite()
+    assert_close(call(), wanted, FORWARD[torch.float32])
+
+
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @every_call
 def test_a_call_waits_for_nothing(name, backend, backward, device):

@@ -47,6 +47,21 @@ def test_a_backend_that_fails_is_named_with_its_reason(folder, capsys, monkeypat
     assert lines[-1] == "Not well: sorted should work here."
 
 
+def test_every_line_is_there_before_the_next_backend_and_nothing_else(folder, capsys, monkeypatch):
+    honest, printed = doctor.kernel_attention, []
+
+    def talking(*args, backend):
+        print("Compiling ...")
+        # behind the one that caught this
+        printed.append(capsys.readouterr().out.rstrip().rsplit("\n", 1)[-1].strip())
+        return honest(*args, backend=backend)
+
+    monkeypatch.setattr(doctor, "kernel_attention", talking)
+    assert main(["doctor"]) == 0
+    assert printed == list(doctor.BACKENDS)
+    assert "Compiling" not in capsys.readouterr().out
+
+
 def test_a_backend_whose_gradient_fails_does_not_work(monkeypatch):
     monkeypatch.setattr(doctor, "kernel_attention", lambda *args, backend: args[0].detach())
     assert "RuntimeError" in doctor._trouble("tiled", "cpu")

@@ -80,9 +80,10 @@ def _record(monkeypatch, call, inputs):
 
 
 def test_a_recorded_call_is_launched_with_the_addresses_of_other_inputs(monkeypatch):
-    from sortattn.ops.grid.gpu import record
+    from sortattn.cuda.constants import kept
 
-    constant = record.kept(torch.ones)(3)
+    ones = kept(torch.ones)
+    constant = ones(3)
     here = torch.device("cpu")
 
     def call(record, points, rows):
@@ -108,6 +109,26 @@ def test_a_recorded_call_is_launched_with_the_addresses_of_other_inputs(monkeypa
     assert abs(three[1] - two[1]) >= 32
     assert three[2:] == (out.data_ptr(), 0.5)
     assert out.shape == (6,)
+
+
+def test_constants_of_a_call_that_is_played_in_a_graph_are_not_freed(monkeypatch):
+    from sortattn.cuda import constants
+
+    monkeypatch.setattr(constants, "_captured", set())
+    here, ones = torch.device("cpu"), constants.kept(torch.ones)
+
+    def call(record, points):
+        record.zeros(1, here)
+        out = record.empty(4, device=here)
+        record.launched("one", (1, 1, 1), (points, ones(3), out))
+        return out
+
+    recorded, _ = _record(monkeypatch, call, [torch.zeros(3)])
+    recorded.play([torch.zeros(3)])
+    assert not constants._captured
+    monkeypatch.setattr(constants, "capturing", lambda: True)
+    recorded.play([torch.zeros(3)])
+    assert [constant.read() is ones(3) for constant in constants._captured] == [True]
 
 
 def test_a_call_that_is_more_than_launches_is_not_recorded(monkeypatch):
@@ -209,13 +230,3 @@ def test_numbers_made_in_inference_mode_may_be_saved_for_gradients():
         found = formula(KERNELS["add_laplace"], torch.device("cpu"))
     assert not found.numbers.is_inference()
     assert not found.kinks.is_inference()
-
-
-def test_constants_made_in_inference_mode_may_be_saved_for_gradients():
-    from sortattn.ops.grid.gpu.record import kept
-
-    filled = kept(lambda shape, number: torch.full(shape, number))
-    with torch.inference_mode():
-        first = filled((3,), 0.5)
-    assert not first.is_inference()
-    assert filled((3,), 0.5) is first

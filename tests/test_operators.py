@@ -169,6 +169,29 @@ def test_vmap_of_nothing(name, backend, shape):
     assert torch.equal(torch.func.vmap(call)(*inputs), call(*inputs))
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["whole", "causal"])
+@pytest.mark.parametrize("backend", ["reference", "tiled", "sorted", "linear", "grid"])
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "spline", "elu"])
+@pytest.mark.parametrize("dims", [(0, 0, 0), (1, 0, None), (None, None, 0)], ids=str)
+def test_vmap_over_no_samples_has_no_results(name, backend, dims, causal, device):
+    case = CASES[name]
+    if refusal(backend, case, device, causal=causal):
+        return
+    inputs = [
+        part if dim is None else part.unsqueeze(dim).narrow(dim, 0, 0)
+        for part, dim in zip(draw(Shape((2,), 7, 7, 3, 4), torch.float32, device), dims, strict=True)
+    ]
+
+    def call(query, key, value):
+        return sortattn.kernel_attention(query, key, value, case.kernel, is_causal=causal, backend=backend)
+
+    assert torch.func.vmap(call, in_dims=dims)(*inputs).shape == (0, 2, 7, 4)
+
+
+def test_vmap_of_sign_sums_over_no_samples_has_no_results():
+    assert torch.func.vmap(sortattn.weighted_sign_sum)(*torch.zeros(4, 0, 2, 5, 3)).shape == (0, 2, 5, 3)
+
+
 @pytest.mark.parametrize("backend", ["tiled", "sorted"])
 def test_vmap_over_coefficients_is_a_clear_error(backend, device):
     query, key, value = draw(Shape((), 5, 7, 3, 2), torch.float64, device)
@@ -220,7 +243,7 @@ def test_forward_mode_derivatives_are_refused_and_not_zero(backend, device):
     assert torch.equal(output, slope)
 
 
-@pytest.mark.parametrize("backend", ["reference", "tiled", "sorted"])
+@pytest.mark.parametrize("backend", ["reference", "tiled", "sorted", "grid"])
 def test_functional_gradients_are_those_of_backward_or_an_error(backend, device):
     if refusal(backend, CASES["add_laplace"], device):
         return
@@ -231,14 +254,34 @@ def test_functional_gradients_are_those_of_backward_or_an_error(backend, device)
 
     loss(*points).backward()
     gradient = torch.func.grad(loss, argnums=(0, 1, 2))
-    for transform in (gradient, torch.func.vmap(gradient)):
+    mapped = torch.func.grad(lambda *points: torch.func.vmap(loss)(*points).sum(), argnums=(0, 1, 2))
+    for transform in (gradient, torch.func.vmap(gradient), mapped):
         if backend == "reference":
             for part, actual in zip(points, transform(*(part.detach() for part in points)), strict=True):
                 assert_close(actual, part.grad, FORWARD[torch.float64])
         else:
-            # torch has no functional gradients of custom operators, and says so
-            with pytest.raises(RuntimeError, match="functorch transforms"):
+            # torch has no functional gradients of custom operators
+            with pytest.raises(RuntimeError, match="functorch transforms .* use backend='reference'"):
                 transform(*(part.detach() for part in points))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("backend", ["tiled", "sorted", "grid"])
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "spline"])
+def test_many_gradients_at_once_are_those_of_a_loop(name, backend, device):
+    case, shape = CASES[name], Shape((2,), 5, 7, 3, 4)
+    if refusal(backend, case, device):
+        return
+    points = leaves(*draw(shape, torch.float64, device))
+    bandwidth = points[0].new_full((2,), 0.7).requires_grad_()
+    output = sortattn.kernel_attention(*points, case.kernel, bandwidth=bandwidth, backend=backend)
+    several = cotangent(Shape((3, *shape.leading), 5, 7, 3, 4), torch.float64, device)
+
+    def gradients(gradient, **options):
+        return torch.autograd.grad(output, (*points, bandwidth), gradient, retain_graph=True, **options)
+
+    for together, *alone in zip(gradients(several, is_grads_batched=True), *map(gradients, several), strict=True):
+        assert_close(together, torch.stack(alone), FORWARD[torch.float64])
 
 
 # autocast
@@ -266,6 +309,18 @@ def test_autocast_rounds_the_inputs_as_for_sdpa(name, backend, dtype, device):
     assert torch.equal(mixed, rounded)
     output.sum().backward()
     assert all(part.grad.dtype == torch.float32 and part.grad.isfinite().all() for part in points)
+
+
+@pytest.mark.usefixtures("reproducible")
+@pytest.mark.parametrize(("name", "backend"), [("add_laplace", "sorted"), ("laplace", "tiled"), ("spline", "tiled")])
+def test_a_backward_pass_within_autocast_rounds_nothing(name, backend, device):
+    shape = Shape((2,), 20, 30, 3, 4)
+    points, gradient = leaves(*draw(shape, torch.float32, device)), cotangent(shape, torch.float32, device)
+    output = sortattn.kernel_attention(*points, CASES[name].kernel, backend=backend)
+    outside = torch.autograd.grad(output, points, gradient, retain_graph=True)
+    with torch.autocast(device, torch.bfloat16):
+        within = torch.autograd.grad(output, points, gradient)
+    assert all(map(torch.equal, outside, within))
 
 
 # modes

@@ -12,7 +12,7 @@ import sortattn
 
 from . import dense
 from .cases import CASES, PLAIN, Case, Shape, assert_close, cotangent, draw, leaves, pairs, refusal
-from .definition import FORWARD, check, define
+from .definition import FORWARD, GRADIENT, check, define
 
 MAIN = ("add_riesz", "add_laplace", "add_bump")
 PAIRS = pairs(PLAIN)
@@ -128,6 +128,38 @@ def check_some_queries(name: str, length: int, shift: float, device: str, bound:
     pieces = zip(key.double().split(1024, 1), torch.cat([value, ones], -1).double().split(1024, 1), strict=True)
     sums = sum(sortattn.kernel_sum(queries, *piece, name, backend="reference") for piece in pieces)
     assert_close(output[:, chosen], sums[..., :-1] / sums[..., -1:], bound)
+
+
+@main_kernels
+@pytest.mark.parametrize("rows", [1 << 17, pytest.param(1 << 20, marks=pytest.mark.slow)], ids=["M131072", "M1048576"])
+def test_sums_and_gradients_of_up_to_a_million_queries_and_keys(name, rows, device):
+    columns = rows + 37
+    # on a lattice on which differences are exact, see `inputs_for`
+    query, key, value = draw(Shape((1,), rows, columns, 2, 4), torch.float32, device)
+    query, key = (((part * 65536).round() / 65536).requires_grad_() for part in (query, key))
+    value, gradient = value.requires_grad_(), cotangent(Shape((1,), rows, columns, 2, 4), torch.float32, device)
+    output = sortattn.kernel_sum(query, key, value, name, backend="sorted")
+    output.backward(gradient)
+    some = torch.randperm(rows, generator=torch.Generator().manual_seed(3))[:32].to(device)
+    sums, slopes = define_some(name, query[:, some], key, value, gradient[:, some])
+    assert_close(output[:, some], sums, 5e-6)
+    assert_close(query.grad[:, some], slopes, GRADIENT[torch.float32])
+    # these kernels are symmetric: what the queries give keys are sums too
+    sums, slopes = define_some(name, key[:, some], query, gradient, value[:, some])
+    assert_close(value.grad[:, some], sums, GRADIENT[torch.float32])
+    assert_close(key.grad[:, some], slopes, GRADIENT[torch.float32])
+
+
+def define_some(name: str, points, others, rows, own) -> tuple[torch.Tensor, torch.Tensor]:
+    """In float64: the sums of all others' rows at some points, and the gradient of their product with own rows."""
+    points, others, rows, own = (part.detach().double() for part in (points, others, rows, own))
+    points.requires_grad_()
+    sums, slopes = torch.zeros_like(own), torch.zeros_like(points)
+    for piece in zip(others.split(1 << 17, 1), rows.split(1 << 17, 1), strict=True):
+        part = sortattn.kernel_sum(points, *piece, name, backend="reference")
+        slopes += torch.autograd.grad(part, points, own)[0]
+        sums += part.detach()
+    return sums, slopes
 
 
 @shifts

@@ -3,7 +3,6 @@
 What an emulator cannot show, that warps which run at a time do not disturb each other, is for a GPU to show.
 """
 
-import contextlib
 import math
 
 import pytest
@@ -11,77 +10,23 @@ import torch
 
 import sortattn
 from sortattn.cuda import launch
-from sortattn.ops.sorted import (
-    api,
-    backend,
-    classes,
-    cuda,
-    cuda_chain,
-    cuda_sort,
-    cuda_trade,
-    cuda_walk,
-    quotient,
-    room,
-    sign,
-)
+from sortattn.ops.sorted import classes, cuda, cuda_sort, cuda_walk, quotient, room
 from sortattn.ops.sorted.quotient import _SOURCE as QUOTIENT
 from sortattn.ops.sorted.tracks import tracks_of
 
-from .cases import BOX, CASES
 from .emulation.emulator import AVAILABLE, EmulatedKernel, listing
+from .emulation.walks import KERNELS, emulate, outcome, points
 
 pytestmark = [
     pytest.mark.skipif(not AVAILABLE, reason="the emulator is compiled with g++ on Linux"),
     pytest.mark.usefixtures("cpu_only"),
 ]
-KERNELS = {
-    "add_riesz": sortattn.KERNELS["add_riesz"],
-    "add_laplace": sortattn.KERNELS["add_laplace"],
-    "add_bump": sortattn.KERNELS["add_bump"],
-    "matern32": CASES["matern32"].kernel,
-    "box": BOX.kernel,
-}
 
 
 @pytest.fixture
 def emulated(monkeypatch):
-    """Sends sorted calls on CPU tensors through the code for GPUs, a small one with emulated kernels."""
-    monkeypatch.setattr(launch, "Kernel", EmulatedKernel)
-    monkeypatch.setattr(room, "device", lambda device: room.Device(1, 50 << 20, 227 << 10))
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    for user in (api, backend, sign):
-        monkeypatch.setattr(user, "walker", lambda device: cuda)
-    return cuda
-
-
-def points(kind, heads, rows, columns, dims, channels):
-    generator = torch.Generator().manual_seed(0)
-    query, key, value = (
-        torch.randn(heads, n, c, generator=generator) for n, c in ((rows, dims), (columns, dims), (columns, channels))
-    )
-    if kind == "ties":
-        query, key = (query * 2).round() / 2, (key * 2).round() / 2
-    if kind == "few ties":
-        # at all nodes, as the bandwidth is among these numbers
-        query, key = (query * 2048).round() / 2048, (key * 2048).round() / 2048
-    if kind == "nearly ties":
-        # at a node, but for rounding, by which no side of it may be chosen
-        query[:, : min(rows, columns)] = key[:, : min(rows, columns)] + 1.3
-    if kind == "same":
-        query[:, : min(rows, columns)] = key[:, : min(rows, columns)]
-    if kind == "shifted":
-        query, key = query + 100, key + 100
-    if kind == "far":
-        key[:, 3], key[:, 5], query[:, 1], query[:, 4] = 1e30, -1e30, 2e30, -5e29
-    return query, key, value
-
-
-def outcome(kernel, points, backend, dtype, bandwidth=1.25):
-    """The output, and the gradients of everything; by the definition in float64, a sum's gradient is its own."""
-    inputs = [part.to(dtype).requires_grad_() for part in points]
-    rows = sortattn.kernel_sum(*inputs, kernel, bandwidth=bandwidth, backend=backend)
-    weights = torch.linspace(-1, 1, rows.numel(), dtype=torch.float64).reshape(rows.shape).sin().to(dtype)
-    return [rows.detach(), *torch.autograd.grad((rows * weights).sum(), inputs)]
+    """Sends sorted calls on CPU tensors through the code for GPUs."""
+    return emulate(monkeypatch)
 
 
 # few; more sources than a block of moments has, and runs that begin in the middle; more channels than a warp takes; for
@@ -216,87 +161,6 @@ def test_what_is_no_number_is_found_where_it_is_sorted(length, items, most, emul
     assert output[0].equal(expected[0])
 
 
-@pytest.mark.parametrize("kind", ["normal", "ties", "zeros", "one sided", "apart", "alike"])
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [("add_riesz", "chain"), ("add_riesz", "mutual"), ("add_laplace", "mutual"), ("add_bump", "trade")],
-)
-def test_one_walk_has_all_gradients(name, way, kind, emulated, monkeypatch):
-    """With masked keys; points of both kinds among each other, equal, at zero, one kind behind the other, all alike."""
-    entries = []
-    monkeypatch.setattr(launch, "Kernel", listing(entries))
-    monkeypatch.setattr(cuda_walk, "_SHORT", 32)
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
-    if way == "mutual":
-        monkeypatch.setattr(cuda_chain, "serves", lambda walk: False)
-    query, key, value = points(kind, 2, 330, 400, 2, 50)
-    if kind == "zeros":
-        query, key = query.relu(), key.relu()
-    if kind == "one sided":
-        query, key = query.abs() + 0.1, key.abs() + 0.1
-    if kind == "apart":
-        query, key = query.abs() + 5, key.abs()
-    if kind == "alike":
-        query[..., 0], key[..., 0] = 0.5, 0.5
-    mask = torch.rand(2, 400, generator=torch.Generator().manual_seed(4)) < 0.7
-
-    def outcome(backend, dtype):
-        leaves = [part.to(dtype).requires_grad_() for part in (query, key, value)]
-        rows = sortattn.kernel_attention(*leaves, name, key_mask=mask, backend=backend)
-        weights = torch.linspace(-1, 1, rows.numel(), dtype=torch.float64).reshape(rows.shape).mul(1e3).sin().to(dtype)
-        return torch.autograd.grad((rows * weights).sum(), leaves)
-
-    for got, wanted in zip(outcome("sorted", torch.float32), outcome("reference", torch.float64), strict=True):
-        assert (got - wanted).norm() <= 1e-5 * wanted.norm()
-    assert {"chain", "mutual", "trade"} & set(entries) == {way}
-    assert entries.count("walk") <= 1
-
-
-SPLINES = {
-    "hat": sortattn.Spline([-1.0, 0.0, 1.0], [0.0, 1.0, -1.0, 0.0]),
-    "lopsided": sortattn.Spline([-1.0, 0.0, 1.0, 2.0], [0.0, 1.0, -1.5, 0.5, 0.0]),
-    "many": sortattn.Spline(range(-3, 4), [0.0, 1.0, 0.5, -2.0, 1.5, -0.5, -0.5, 0.0]),
-}
-
-
-@pytest.mark.parametrize("kind", ["narrow", "clusters", "many queries", "few ties", "positive"])
-@pytest.mark.parametrize("name", SPLINES)
-def test_gradients_of_splines_have_their_digits_where_windows_are_small(name, kind, emulated, monkeypatch):
-    """Windows of few keys, gaps wider than a window, more queries than a batch takes between two keys, many alike."""
-    entries = []
-    monkeypatch.setattr(launch, "Kernel", listing(entries))
-    monkeypatch.setattr(cuda_walk, "_SHORT", 96)
-    monkeypatch.setattr(cuda_trade, "LEG", 32)
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
-    query, key, value = points(kind, 1, *((1500, 20) if kind == "many queries" else (280, 330)), 1, 40)
-    if kind == "clusters":
-        key[:, :30], query[:, ::7] = key[:, :30] * 0.3 + 20, query[:, ::7] * 0.3 + 20
-    if kind == "positive":
-        value += 3
-    given, bandwidth = (query, key, value), 0.02 if kind == "narrow" else 0.5
-    expected = outcome(SPLINES[name], given, "reference", torch.float64, bandwidth)
-    found = outcome(SPLINES[name], given, "sorted", torch.float32, bandwidth)
-    # of the queries, keys and values
-    for got, wanted, error in zip(found[1:], expected[1:], (1e-6, 1e-6, 1e-5), strict=True):
-        assert (got - wanted).norm() <= error * wanted.norm()
-    assert {"trade", "settle", "bridge"} <= set(entries)
-    assert entries.count("walk") == 1
-
-
-@pytest.mark.parametrize("name", ["add_riesz", "add_bump"])
-def test_inputs_of_16_bits_have_gradients_in_their_own_type(name, emulated):
-    given = [part.bfloat16() for part in points("normal", 2, 40, 50, 2, 5)]
-
-    def outcome(backend, dtype):
-        leaves = [part.to(dtype).requires_grad_() for part in given]
-        rows = sortattn.kernel_attention(*leaves, name, backend=backend)
-        return [rows.detach(), *torch.autograd.grad(rows.square().sum(), leaves)]
-
-    for got, wanted in zip(outcome("sorted", torch.bfloat16), outcome("reference", torch.float64), strict=True):
-        assert got.dtype == torch.bfloat16
-        assert (got - wanted).norm() <= 8e-3 * wanted.norm()
-
-
 @pytest.mark.parametrize("name", ["add_bump", "box"])
 def test_a_window_of_many_blocks_is_summed_by_groups_of_them(name, emulated, monkeypatch):
     monkeypatch.setattr(cuda_walk, "_SHORT", 32)
@@ -342,17 +206,6 @@ def test_heads_that_are_walked_one_after_the_other_are_put_together(name, emulat
     for got, wanted in zip(outcome("sorted", torch.float32), outcome("reference", torch.float64), strict=True):
         assert got.shape == wanted.shape
         assert (got - wanted).norm() <= 1e-5 * wanted.norm()
-
-
-@pytest.mark.parametrize("name", ["add_laplace", "matern32", "matern52"])
-def test_a_wide_bandwidth_costs_no_digits_of_a_slope(name, emulated, monkeypatch):
-    # close to zero p' - p is a small difference of the two
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
-    given = points("normal", 1, 40, 300, 2, 8)
-    kernel = CASES[name].kernel
-    expected = outcome(kernel, given, "reference", torch.float64, bandwidth=1000.0)
-    for got, wanted in zip(outcome(kernel, given, "sorted", torch.float32, 1000.0), expected, strict=True):
-        assert (got - wanted).norm() <= 1e-6 * wanted.norm()
 
 
 @pytest.mark.parametrize("ordered", [False, True], ids=["atomics", "ordered"])

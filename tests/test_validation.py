@@ -37,8 +37,13 @@ WRONG = {
         ValueError,
         "unknown kernel 'cosine', expected one of softmax, gauss, .* or a Kernel object",
     ),
-    "kernel_class": ({"kernel": sortattn.Spline}, TypeError, "kernel must be a name or a Kernel, got type"),
-    "kernel_none": ({"kernel": None}, TypeError, "kernel must be a name or a Kernel, got NoneType"),
+    "misspelt_kernel": ({"kernel": "Add_laplase"}, ValueError, "unknown kernel .* did you mean 'add_laplace'?"),
+    "kernel_class": (
+        {"kernel": sortattn.Spline},
+        TypeError,
+        "kernel must be .* such as Spline.*, got the class Spline itself",
+    ),
+    "kernel_none": ({"kernel": None}, TypeError, "kernel must be a name or a Kernel, .* got NoneType"),
     "unknown_backend": (
         {"backend": "cuda"},
         ValueError,
@@ -257,8 +262,9 @@ SPLINES = {
         {"nodes": [0.0, 0.0], "slopes": [0.0, 1.0, 0.0]},
         r"nodes must be finite and strictly ascending, got \[0.0, 0.0\]",
     ),
-    "nan": ({"nodes": [0.0, float("nan")], "slopes": [0.0, 1.0, 0.0]}, "nodes must be finite and strictly ascending"),
-    "infinite": ({"nodes": [float("inf")], "slopes": [0.0, 1.0]}, r"nodes must be finite .*, got \[inf\]"),
+    "nan": ({"nodes": [0.0, float("nan")], "slopes": [0.0, 1.0, 0.0]}, "nodes must be finite, got"),
+    "infinite": ({"nodes": [float("inf")], "slopes": [0.0, 1.0]}, r"nodes must be finite, got \[inf\]"),
+    "nan_slopes": ({"nodes": [0.0], "slopes": [0.0, float("nan")]}, r"slopes must be finite, got \[0.0, nan\]"),
     "none": ({"nodes": [], "slopes": [1.0]}, "nodes must hold at least one number, got none"),
     "few_slopes": (
         {"nodes": [0.0, 1.0], "slopes": [0.0, 1.0]},

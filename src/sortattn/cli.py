@@ -20,7 +20,12 @@ KERNELS_BY_DEFAULT = ("add_riesz", "add_laplace", "add_bump")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code: 0 if all is well, 1 if not, 2 for a wrong wish, 130 for Ctrl-C."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    if not (sys.argv[1:] if arguments is None else arguments):
+        # not argparse's one line, which names no command
+        parser.print_help(sys.stderr)
+        return 2
+    options = parser.parse_args(arguments)
     try:
         code = options.work(options)
         # here and not when Python ends, so that a closed pipe is noticed below

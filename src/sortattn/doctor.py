@@ -1,5 +1,7 @@
 """`sortattn doctor`: what is installed, what works here, and why the rest does not."""
 
+import contextlib
+import io
 import platform
 import time
 from pathlib import Path
@@ -30,13 +32,15 @@ def doctor(*, costs: bool = False, clear_cache: bool = False) -> int:
     troubles = {}
     for device in _device_names():
         troubles[device] = {}
-        lines = []
+        print(f"Backends on {device} (a small call, forward and backward)")
         for name in BACKENDS:
+            # before the call, which may compile for half a minute
+            print(f"  {name.ljust(max(map(len, BACKENDS)))}  ", end="", flush=True)
             started = time.perf_counter()
             trouble = troubles[device][name] = _trouble(name, device)
             seconds = time.perf_counter() - started
-            lines.append((name, f"works, first call {seconds:.1f} s" if trouble is None else f"no: {trouble}"))
-        print(_section(f"Backends on {device} (a small call, forward and backward)", lines))
+            print(f"works, first call {seconds:.1f} s" if trouble is None else f"no: {trouble}")
+        print()
     print(_section("Compiled kernels", _cache()))
     broken = [name for name in ALWAYS if troubles["cpu"][name] is not None]
     print(f"Not well: {', '.join(broken)} should work here." if broken else "All well.")
@@ -47,8 +51,10 @@ def _trouble(backend: str, device: str) -> str | None:
     """The first line of what the backend raises at a small call on `device`, None if it works."""
     inputs = [torch.randn(1, 2, 16, 8, device=device, requires_grad=True) for _ in range(3)]
     try:
-        output = kernel_attention(*inputs, "elu" if backend == "linear" else "add_laplace", backend=backend)
-        output.sum().backward()
+        # compilers tell what they do
+        with contextlib.redirect_stdout(io.StringIO()):
+            output = kernel_attention(*inputs, "elu" if backend == "linear" else "add_laplace", backend=backend)
+            output.sum().backward()
     # whatever it is, it is what the user came to read
     except Exception as error:
         lines = str(error).splitlines()

@@ -5,7 +5,7 @@ A kind of row is a frozen dataclass whose fields are `str`, `int`, `float`, `boo
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -101,3 +101,14 @@ def _value(kind: object, text: str) -> object:
         return text == "True"
     # the rest are `int | None` and `float | None`
     return None if text == "" else kind.__args__[0](text)
+
+
+def draw_beside(path: Path, draw: Callable[[Path], object], name: str) -> None:
+    """Draws the picture of the rows in a file beside it, if that can be done here, and says where both are."""
+    picture = path.with_suffix(".png")
+    try:
+        draw(picture)
+    except CommandError as error:
+        print(f"\nRows: {path}\n{name}: none; {error}")
+    else:
+        print(f"\nRows: {path}\n{name}: {picture}")

@@ -8,7 +8,7 @@ from torch import Tensor
 from .attention import kernel_sum
 from .kernels import Spline
 from .normalise import poisoned
-from .ops.direct import refuse_tangents
+from .ops.direct import refuse_transforms
 from .validation import make_problem
 
 _DISTANCE = Spline(nodes=[0.0], slopes=[-1.0, 1.0])
@@ -60,7 +60,7 @@ def weighted_sign_sum(query: Tensor, key: Tensor, value: Tensor, weight: Tensor,
     if backend in ("auto", "sorted"):
         from .ops.sorted.sign import sign_dot
 
-        refuse_tangents(problem.query, problem.key, problem.value, factors)
+        refuse_transforms(problem.query, problem.key, problem.value, factors)
         products = sign_dot(problem.query, problem.key, problem.value, factors)
     elif backend in ("tiled", "reference"):
         products = _dense_sign_sum(problem, factors, rows=64 if backend == "tiled" else max(problem.rows, 1))

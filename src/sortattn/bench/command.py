@@ -10,6 +10,7 @@ import torch
 from ..choose import NAMES
 from ..errors import CommandError
 from ..kernels import KERNELS
+from ..records import draw_beside
 from .cases import SDPA_BACKENDS, Group, Settings, make_groups
 from .machine import this_machine
 from .plot import save_plot
@@ -80,13 +81,7 @@ def show(rows: Sequence[Row], path: Path, cases: Sequence) -> None:
     if not shown:
         return
     print(summary(shown))
-    picture = path.with_suffix(".png")
-    try:
-        save_plot(rows, picture)
-    except CommandError as error:
-        print(f"\nRows: {path}\nPlot: none; {error}")
-    else:
-        print(f"\nRows: {path}\nPlot: {picture}")
+    draw_beside(path, lambda picture: save_plot(rows, picture), "Plot")
 
 
 def check_names(option: str, given: Sequence[str], known: Sequence[str]) -> None:

@@ -18,11 +18,20 @@ def plain(*tensors: Tensor | None) -> bool:
     )
 
 
+def several(*gradients: Tensor) -> bool:
+    """Whether these are many at once, of `is_grads_batched`: torch calls an operator for one after the other."""
+    return any(map(torch._C._functorch.is_legacy_batchedtensor, gradients))
+
+
 def shortcut(operator: Callable, way: Callable) -> Callable:
-    """`operator`, which has no gradients, but eager calls that record none go to its implementation `way` at once."""
+    """`operator`, which has no gradients, but eager calls that record none go to its implementation `way` at once.
+
+    Of a backward pass, whose first arguments are the one or two gradients that it is given.
+    """
 
     def call(*inputs):
-        if torch.is_grad_enabled() or not plain(*(part for part in inputs if isinstance(part, Tensor))):
+        tensors = (part for part in inputs if isinstance(part, Tensor))
+        if torch.is_grad_enabled() or several(*inputs[:2]) or not plain(*tensors):
             return operator(*inputs)
         return way(*inputs)
 
@@ -53,7 +62,7 @@ def direct(
     def call(*inputs):
         tensors = [part for part in inputs if isinstance(part, Tensor)]
         if not plain(*tensors):
-            refuse_tangents(*tensors)
+            refuse_transforms(*tensors)
             return operator(*inputs)
         if torch.is_grad_enabled() and any(part.requires_grad for part in tensors):
             return Function.apply(*inputs)
@@ -62,11 +71,36 @@ def direct(
     return call
 
 
-def refuse_tangents(*tensors: Tensor) -> None:
-    """Operators have no forward-mode derivatives, and torch would take them for zero."""
-    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+def refuse_transforms(*tensors: Tensor) -> None:
+    """Operators have gradients of `torch.autograd` alone; torch would take forward-mode derivatives for zero."""
+    if torch.compiler.is_compiling():
         return
-    if any(forward_ad.unpack_dual(part).tangent is not None for part in tensors):
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(part).tangent is not None for part in tensors):
         raise RuntimeError(
             "sortattn has no forward-mode derivatives of its operators; use backend='reference', or torch.autograd.grad"
         )
+    if any(map(_functional, tensors)):
+        raise RuntimeError(
+            "sortattn's operators cannot be differentiated by functorch transforms (torch.func.grad, vjp, jacrev); use "
+            "backend='reference', or torch.autograd.grad"
+        )
+
+
+def _functional(tensor: Tensor) -> bool:
+    """Whether a transform of `torch.func` differentiates by it, perhaps outside of others."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_gradtrackingtensor(tensor) and tensor.requires_grad:
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
+def differentiated_once(operator: Callable) -> Callable:
+    """An operator that makes gradients, and says that it has none itself."""
+
+    def refuse(ctx, *_):
+        raise RuntimeError("sortattn has no second derivatives of its operators; use backend='reference'")
+
+    operator.register_autograd(refuse)
+    return operator

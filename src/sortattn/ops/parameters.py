@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from ..cuda.constants import Constant, capturing
 from ..kernels import KERNELS, Kernel
 from .direct import plain
 
@@ -16,7 +17,7 @@ class _Copy(NamedTuple):
 
     tensors: tuple[Tensor, ...]
     versions: tuple[int, ...]
-    numbers: Tensor
+    numbers: Constant[Tensor]
 
     def holds(self, tensors: tuple[Tensor, ...], versions: tuple[int, ...]) -> bool:
         return versions == self.versions and all(map(operator.is_, tensors, self.tensors))
@@ -42,14 +43,14 @@ def parameters_at(query: Tensor, kernel: Kernel) -> Tensor | None:
     copies = _copies.setdefault(kernel, {})
     found = copies.get(query.device)
     if found is None or not found.holds(tensors, versions):
-        # for calls outside of inference mode too
-        with torch.inference_mode(False), torch.no_grad():
-            numbers = _moved(kernel, query)
-            if found is not None and found.numbers.shape == numbers.shape:
-                # graphs that were captured with it see the change
-                numbers = found.numbers.copy_(numbers)
+        numbers = Constant(lambda: _moved(kernel, query), lambda made: [made])
+        if found is not None and not capturing() and found.numbers.read().shape == numbers.read().shape:
+            # graphs that were captured with it see the change
+            with torch.inference_mode(False), torch.no_grad():
+                found.numbers.read().copy_(numbers.read())
+            numbers = found.numbers
         found = copies[query.device] = _Copy(tensors, versions, numbers)
-    return found.numbers
+    return found.numbers.read()
 
 
 def _moved(kernel: Kernel, query: Tensor) -> Tensor | None:

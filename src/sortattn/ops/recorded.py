@@ -9,7 +9,7 @@ Result = TypeVar("Result")
 
 
 def recorded(function: Callable[[], Result]) -> Result:
-    """Call `function` with autograd at work.
+    """Call `function` with autograd at work, and without autocast, which a backward pass may be called for within.
 
     Below an operator torch records nothing, whatever the grad mode, since autograd's keys are taken out of the
     dispatch. A new thread would have them, but must not be waited for: backward passes of CUDA tensors run on a single
@@ -19,5 +19,6 @@ def recorded(function: Callable[[], Result]) -> Result:
     left_out = torch._C._dispatch_tls_local_exclude_set()
     for key in (keys.AutogradFunctionality, keys.AutogradOther, keys.AutogradNestedTensor, keys.ADInplaceOrView):
         left_out = left_out.remove(key)
-    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), left_out), torch.enable_grad():
+    guard = torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), left_out)
+    with guard, torch._C._DisableAutocast(), torch.enable_grad():
         return function()

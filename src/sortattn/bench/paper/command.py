@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ...errors import CommandError
-from ...records import Records
+from ...records import Records, draw_beside
 from ..cases import Settings
 from ..machine import this_machine
 from ..progress import progress
@@ -59,10 +59,4 @@ def show(rows: Sequence[PaperRow], path: Path) -> None:
     if not rows:
         raise CommandError("nothing could be measured; see the reasons above and `sortattn doctor`")
     print("\n\n".join([conditions(rows), *(f"{heading}\n\n{body}" for heading, body in blocks(rows))]))
-    picture = path.with_suffix(".png")
-    try:
-        save_plot(rows, picture)
-    except CommandError as error:
-        print(f"\nRows: {path}\nPlot: none; {error}")
-    else:
-        print(f"\nRows: {path}\nPlot: {picture}")
+    draw_beside(path, lambda picture: save_plot(rows, picture), "Plot")

@@ -14,7 +14,7 @@ from ...bench.progress import Advance, progress
 from ...bench.run import use_threads
 from ...errors import CommandError
 from ...kernels import KERNELS
-from ...records import Records
+from ...records import Records, draw_beside
 from ...table import render
 from ..checkpoint import Checkpoint
 from ..turns import take_turns
@@ -166,10 +166,4 @@ def conditions(rows: Sequence[Row]) -> str:
 def show(rows: Sequence[Row], path: Path) -> None:
     """Prints the table and draws the figure, and says where both are."""
     print(f"{accuracy_table(rows)}\n\n{conditions(rows)}")
-    picture = path.with_suffix(".png")
-    try:
-        save_plot(rows, picture, conditions(rows))
-    except CommandError as error:
-        print(f"\nRows: {path}\nFigure: none; {error}")
-    else:
-        print(f"\nRows: {path}\nFigure: {picture}")
+    draw_beside(path, lambda picture: save_plot(rows, picture, conditions(rows)), "Figure")

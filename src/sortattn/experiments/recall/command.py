@@ -14,7 +14,7 @@ from ...bench.machine import Measured, now, this_machine
 from ...bench.progress import Advance, progress
 from ...bench.run import use_threads
 from ...errors import CommandError
-from ...records import Records
+from ...records import Records, draw_beside
 from ...table import render
 from ..capacity import loss_bound, statement
 from ..checkpoint import Checkpoint
@@ -209,13 +209,7 @@ def show(rows: Sequence[Row], path: Path) -> int:
     if not rows:
         raise CommandError(f"{path} holds no rows")
     print(f"Lowest |A - Id|_F^2\n\n{loss_table(rows)}\n\n{conditions(rows)}")
-    picture = path.with_suffix(".png")
-    try:
-        save_plot(rows, picture, conditions(rows))
-    except CommandError as error:
-        print(f"\nRows: {path}\nFigure: none; {error}")
-    else:
-        print(f"\nRows: {path}\nFigure: {picture}")
+    draw_beside(path, lambda picture: save_plot(rows, picture, conditions(rows)), "Figure")
     wrong = [row for row in rows if row.lowest_loss < row.bound * (1 - ROUNDING)]
     for row in wrong:
         print(f"{row.kernel}, N = {row.n}: the loss {row.lowest_loss} is below its bound {row.bound}", file=sys.stderr)

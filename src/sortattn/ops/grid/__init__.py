@@ -11,7 +11,7 @@ from torch import Tensor
 from ...kernels import Kernel, SidedKernel, Spline
 from ...normalise import normalise
 from ...validation import Problem
-from ..direct import refuse_tangents
+from ..direct import refuse_transforms
 from . import gpu, options
 from .causal import causal_sums
 from .plain import sums
@@ -54,7 +54,7 @@ class Grid:
 
     def _sums(self, problem: Problem, kernel: SidedKernel) -> Tensor:
         query = problem.query
-        refuse_tangents(query, problem.key, problem.value)
+        refuse_transforms(query, problem.key, problem.value)
         if problem.group > 1:
             # heads of a group share their nodes: what is no number in one of them must not reach the others
             query = query.nan_to_num(0.0, 0.0, 0.0)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..batching import fold, unfold
+from ..direct import differentiated_once
 from . import sums
 from .correction import correct
 from .nodes import place
@@ -81,6 +82,7 @@ def _(points, table, nodes, bandwidth, exponential):
     return table.new_empty(*points.shape[:2], table.shape[3])
 
 
+@differentiated_once
 @torch.library.custom_op("sortattn::grid_weights_backward", mutates_args=())
 def grid_weights_backward(
     points: Tensor, rows: Tensor, table: Tensor, nodes: Tensor, bandwidth: Tensor, exponential: bool

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ...kernels import SidedKernel, rebuild
 from ...validation import Problem
-from ..batching import fold
+from ..batching import fold, refuse_coefficients, unfold
+from ..direct import differentiated_once
 from ..recorded import recorded
 from . import sums
 from .plain import with_weights
@@ -67,6 +68,7 @@ def _(query, key, rows, bandwidth, parameters, nodes, extra, kernel, group, expo
     return rows.new_empty(*query.shape[:2], rows.shape[2])
 
 
+@differentiated_once
 @torch.library.custom_op("sortattn::grid_causal_backward", mutates_args=())
 def grid_causal_backward(
     grad: Tensor,
@@ -321,9 +323,8 @@ grid_causal.register_autograd(_backward, setup_context=_setup)
 @grid_causal.register_vmap
 def _(info, in_dims, *inputs):
     """A mapped dimension becomes more problems."""
-    if in_dims[4] is not None:
-        raise RuntimeError("sortattn cannot vmap over the coefficients of a kernel; call it once per kernel instead")
+    refuse_coefficients(in_dims[4])
     size = info.batch_size
     folded = [part if i == 4 else fold(size, part, in_dims[i]) for i, part in enumerate(inputs[:7])]
-    out = grid_causal(*folded, *inputs[7:])
-    return out.reshape(size, -1, *out.shape[1:]), 0
+    (out,), (dim,) = unfold(size, (grid_causal(*folded, *inputs[7:]),))
+    return out, dim

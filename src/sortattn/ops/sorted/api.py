@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ...cuda import launch
 from ...kernels import Terms
-from ..batching import fold, unfold
-from ..direct import direct, shortcut
+from ..batching import fold, refuse_coefficients, unfold
+from ..direct import differentiated_once, direct, shortcut
 from . import lent, quotient
 from .lines import Bandwidth, walker
 
@@ -141,7 +141,9 @@ def _gradients(
     return gradients
 
 
-sided_sum_backward = torch.library.custom_op("sortattn::sided_sum_backward", _gradients, mutates_args=())
+sided_sum_backward = differentiated_once(
+    torch.library.custom_op("sortattn::sided_sum_backward", _gradients, mutates_args=())
+)
 # an operator has torch import its compiler at the first call, which takes seconds
 _gradients_directly = shortcut(sided_sum_backward, _gradients)
 
@@ -329,7 +331,6 @@ sided_sum_directly = direct(sided_sum, _forward, _setup, _backward, _alone)
 @sided_sum.register_vmap
 def _(info, in_dims, *inputs):
     """A mapped dimension becomes more problems."""
-    if any(in_dims[i] is not None for i in (5, 6, 7)):
-        raise RuntimeError("sortattn cannot vmap over the coefficients of a kernel; call it once per kernel instead")
+    refuse_coefficients(*in_dims[5:8])
     folded = [None if inputs[i] is None else fold(info.batch_size, inputs[i], in_dims[i]) for i in range(5)]
     return unfold(info.batch_size, sided_sum(*folded, *inputs[5:]))

@@ -1,6 +1,5 @@
 """Attention of 16-bit inputs on NVIDIA GPUs by classes of equal coordinates, see classes.cu, relax.cu and ascend.cu."""
 
-import functools
 import math
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from ...cuda import launch
 from ...cuda.compile import Defines
+from ...cuda.constants import kept
 from ...kernels import Terms
 from . import room
 from .lines import Bandwidth
@@ -243,6 +243,6 @@ def _table(terms: Terms, device: torch.device) -> Tensor:
     return _numbers((*terms.nodes.tolist(), *terms.below.flatten().tolist(), terms.rate), device)
 
 
-@functools.lru_cache(maxsize=256)
+@kept
 def _numbers(numbers: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64, device=device)

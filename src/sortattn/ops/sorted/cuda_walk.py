@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...cuda import launch
 from ...cuda.compile import Defines
+from ...cuda.constants import kept
 from . import cuda_relay, room
 from .cuda_sort import Lines
 from .lines import Bandwidth
@@ -266,6 +267,6 @@ def width_of(channels: int, dtype: torch.dtype) -> int:
     return 64 if channels <= 64 or dtype == torch.float64 else 128
 
 
-@functools.lru_cache(maxsize=256)
+@kept
 def _table(tables: tuple[tuple[float, ...], ...], device: torch.device) -> Tensor:
     return torch.tensor(tables, dtype=torch.float64, device=device)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ... import threads
 from ...cuda import launch
 from ..batching import fold, unfold
-from ..direct import direct, shortcut
+from ..direct import differentiated_once, direct, shortcut
 from . import lent
 from .lines import narrow
 
@@ -160,7 +160,9 @@ def _kernel(entry: str, like: Tensor) -> launch.Kernel:
 
 unfit = torch.library.custom_op("sortattn::unfit", _unfit, mutates_args=())
 quotient = torch.library.custom_op("sortattn::quotient", _quotient, mutates_args=())
-quotient_backward = torch.library.custom_op("sortattn::quotient_backward", _quotient_backward, mutates_args=())
+quotient_backward = differentiated_once(
+    torch.library.custom_op("sortattn::quotient_backward", _quotient_backward, mutates_args=())
+)
 _quotient_backward_directly = shortcut(quotient_backward, _quotient_backward)
 
 

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from ...kernels import Terms
 from ..batching import map_rule
+from ..direct import differentiated_once
 from .lines import walker
 
 
@@ -38,6 +39,7 @@ def _(query, key, value, weight):
     return query.new_empty(query.shape)
 
 
+@differentiated_once
 @torch.library.custom_op("sortattn::sign_dot_backward", mutates_args=())
 def sign_dot_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of value and weight, one dimension at a time: each has factors of its own."""

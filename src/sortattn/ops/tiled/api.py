@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from ..batching import fold, unfold
-from ..direct import direct, shortcut
+from ..batching import fold, refuse_coefficients, unfold
+from ..direct import differentiated_once, direct, shortcut
 from . import blocks, cuda
 from .inputs import TENSORS, Inputs, schema
 
@@ -50,6 +50,7 @@ def _gradients(grad: Tensor, rows: Tensor, total: Tensor, shift: Tensor, *argume
 tiled_sum_backward = torch.library.custom_op(
     "sortattn::tiled_sum_backward", _gradients, mutates_args=(), schema=schema(5, "grad", "rows", "total", "shift")
 )
+differentiated_once(tiled_sum_backward)
 _gradients_directly = shortcut(tiled_sum_backward, _gradients)
 
 
@@ -91,7 +92,6 @@ tiled_sum_directly = direct(tiled_sum, _forward, _setup, _backward)
 @tiled_sum.register_vmap
 def _(info, in_dims, *inputs):
     """A mapped dimension becomes more problems."""
-    if in_dims[5] is not None:
-        raise RuntimeError("sortattn cannot vmap over the coefficients of a kernel; call it once per kernel instead")
+    refuse_coefficients(in_dims[5])
     folded = [None if inputs[i] is None else fold(info.batch_size, inputs[i], in_dims[i]) for i in range(5)]
     return unfold(info.batch_size, tiled_sum(*folded, *inputs[5:]))

@@ -127,7 +127,7 @@ inline T line(const Numbers &numbers, int piece, T u) {
     return height(numbers, piece) + incline(numbers, piece) * (u - anchor(numbers, piece));
 }
 
-// as in kernels.py: beyond, e^-x is zero, and a power of x might be infinite
+// as in splines.py: beyond, e^-x is zero, and a power of x might be infinite
 inline T distance(T difference, const Numbers &numbers) { return fmin(fabs(difference) / numbers.tau, T(1000)); }
 
 // what one dimension adds to a tile, for a difference of query and key

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ...kernels import KERNELS, Kernel
 from ...validation import DTYPES, Problem, autocast, working_type
-from ..direct import plain
+from ..direct import plain, several
 from . import cuda, short
 from .api import tiled_sum_backward
 from .inputs import Inputs
@@ -83,7 +83,7 @@ class _Attention(torch.autograd.Function):
         query, key, value, *sums = ctx.saved_tensors
         inputs = Inputs(query, key, value, None, None, None, *ctx.options)
         grad = grad if grad.dtype == query.dtype else grad.to(query.dtype)
-        if torch.is_grad_enabled() or not plain(grad):
+        if torch.is_grad_enabled() or several(grad) or not plain(grad):
             gradients = _by_operator(grad, *sums, inputs)
         else:
             gradients = cuda.backward(grad, *sums, inputs)[:3]
@@ -104,4 +104,5 @@ def _by_operator(grad: Tensor, rows: Tensor, total: Tensor, shift: Tensor | None
 
 def _flat(part: Tensor, last: int) -> Tensor:
     """All but the last dimensions as one, which may be none."""
-    return part[None] if part.dim() == last else part.flatten(0, -1 - last)
+    # torch cannot flatten gradients of `is_grads_batched`
+    return part.reshape(part.shape[:-last].numel(), *part.shape[-last:])

@@ -3,11 +3,12 @@
 import torch
 from torch import Tensor
 
+from ....cuda.constants import capturing, kept
 from ....cuda.launch import on
 from ....kernels import SidedKernel
 from ....validation import Problem
-from ...batching import fold
-from ...direct import direct, plain
+from ...batching import fold, refuse_coefficients, unfold
+from ...direct import differentiated_once, direct, plain
 from ...parameters import parameters_at
 from ..surrogate import reproduces_exponentials
 from .alone import alone
@@ -19,8 +20,10 @@ from .grid import Grid
 from .language import STATS
 from .launch import launches
 from .layout import Layout
-from .record import kept
 from .tables import Flags, Tables
+
+# heads whose bandwidths are kept, so that all that are take 4 MB at most
+_FEW = 4096
 
 
 def attention(problem: Problem, kernel: SidedKernel, count: int) -> Tensor:
@@ -37,7 +40,7 @@ def _call(problem: Problem, kernel: SidedKernel, count: int, normalise: bool) ->
     query = problem.query
     problems = query.shape[0]
     # what most calls of a model share is made once, unless they are compiled, mapped or part of a CUDA graph
-    filled = _filled if plain(query) and not _capturing(query) else _fill
+    filled = _filled if problems <= _FEW and plain(query) and not capturing() else _fill
     if isinstance(problem.bandwidth, Tensor):
         bandwidth = problem.bandwidth.float().reshape(-1).expand(problems)
     else:
@@ -61,10 +64,6 @@ def _fill(shape: tuple[int, ...], number: float, device: torch.device) -> Tensor
 @kept
 def _filled(shape: tuple[int, ...], number: float, device: torch.device) -> Tensor:
     return torch.full(shape, number, dtype=torch.float32, device="cpu").to(device)
-
-
-def _capturing(tensor: Tensor) -> bool:
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _forward(
@@ -124,6 +123,7 @@ def _(query, key, value, weight, bandwidth, parameters, kernel, exponential, cou
     )
 
 
+@differentiated_once
 @torch.library.custom_op("sortattn::grid_gpu_backward", mutates_args=())
 def grid_gpu_backward(
     grad: Tensor,
@@ -202,9 +202,6 @@ grid_gpu_directly = direct(grid_gpu, _forward, _setup, _backward, alone(_forward
 @grid_gpu.register_vmap
 def _(info, in_dims, *inputs):
     """A mapped dimension becomes more problems."""
-    if in_dims[5] is not None:
-        raise RuntimeError("sortattn cannot vmap over the coefficients of a kernel; call it once per kernel instead")
+    refuse_coefficients(in_dims[5])
     folded = [fold(info.batch_size, inputs[i], in_dims[i]) for i in range(5)]
-    found = grid_gpu(*folded, *inputs[5:])
-    size = info.batch_size
-    return tuple(part.unflatten(0, (size, part.shape[0] // size)) for part in found), (0,) * len(found)
+    return unfold(info.batch_size, grid_gpu(*folded, *inputs[5:]))

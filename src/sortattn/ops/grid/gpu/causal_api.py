@@ -10,8 +10,8 @@ from torch import Tensor
 from ....cuda.launch import on
 from ....kernels import RIESZ_EPSILON, AddRiesz, SidedKernel
 from ....normalise import through_quotient
-from ...batching import fold
-from ...direct import direct
+from ...batching import fold, refuse_coefficients, unfold
+from ...direct import differentiated_once, direct
 from ..causal import grid_causal_backward
 from .alone import alone
 from .causal import forward, launches_of
@@ -61,6 +61,7 @@ def _(query, key, value, weight, bandwidth, parameters, kernel, exponential, cou
     return value.new_empty(problems, rows, value.shape[2]), totals, nodes, stats
 
 
+@differentiated_once
 @torch.library.custom_op("sortattn::grid_gpu_causal_backward", mutates_args=())
 def grid_gpu_causal_backward(
     grad: Tensor,
@@ -149,8 +150,6 @@ grid_gpu_causal_directly = direct(grid_gpu_causal, _forward, _setup, _backward, 
 @grid_gpu_causal.register_vmap
 def _(info, in_dims, *inputs):
     """A mapped dimension becomes more problems."""
-    if in_dims[5] is not None:
-        raise RuntimeError("sortattn cannot vmap over the coefficients of a kernel; call it once per kernel instead")
+    refuse_coefficients(in_dims[5])
     size = info.batch_size
-    found = grid_gpu_causal(*(fold(size, inputs[i], in_dims[i]) for i in range(5)), *inputs[5:])
-    return tuple(part.unflatten(0, (size, part.shape[0] // size)) for part in found), (0,) * len(found)
+    return unfold(size, grid_gpu_causal(*(fold(size, inputs[i], in_dims[i]) for i in range(5)), *inputs[5:]))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ....cuda.constants import Constant, capturing
 from ....kernels import KERNELS, AddRiesz, SidedKernel, rebuild
 from ..surrogate import reproduces_exponentials, slope_jumps
 
@@ -37,7 +38,7 @@ class Formula:
         return self.count, self.jumps, self.decays, self.exponential, self.riesz, self.beside, self.kind
 
 
-# of parameters on the device: their version, the kernel and its formula
+# of parameters on the device: their version, and the kernel and its formula
 _known: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
@@ -46,24 +47,39 @@ def known(name: str, parameters: Tensor) -> tuple[SidedKernel, Formula]:
 
     Both are kept, as they are made on the host, which has to wait for the parameters.
     """
+    device = parameters.device
     if not parameters.numel():
-        return KERNELS[name], _named_formula(name, parameters.device)
+        return KERNELS[name], _named_formula(name, device).read()
     # tensors of inference mode do not count their changes, nor do fused optimizers those of what they learn
     uncounted = parameters.is_inference() or parameters.requires_grad
     version = None if uncounted else parameters._version
     found = _known.get(parameters)
     if found is None or version is None or found[0] != version:
-        kernel = rebuild(name, parameters.detach())
-        found = _known[parameters] = version, kernel, formula(kernel, parameters.device)
-    return found[1:]
+        if capturing():
+            raise RuntimeError(
+                "the grid reads a kernel's coefficients on the host, which no CUDA graph can hold; call it once with "
+                "this kernel before the graph is captured, with coefficients on the CPU that require no gradient"
+            )
+        numbers = parameters.detach().cpu()
+        found = _known[parameters] = version, Constant(lambda: _made(name, numbers.to(device)), _tensors)
+    return found[1].read()
+
+
+def _made(name: str, parameters: Tensor) -> tuple[SidedKernel, Formula]:
+    kernel = rebuild(name, parameters)
+    return kernel, formula(kernel, parameters.device)
+
+
+def _tensors(made: tuple[SidedKernel, Formula]) -> list[Tensor]:
+    kernel, numbers = made
+    return [*numbers.tensors, *(part for part in vars(kernel).values() if isinstance(part, Tensor))]
 
 
 @functools.lru_cache(maxsize=64)
-def _named_formula(name: str, device: torch.device) -> Formula:
-    return formula(KERNELS[name], device)
+def _named_formula(name: str, device: torch.device) -> Constant[Formula]:
+    return Constant(lambda: formula(KERNELS[name], device), lambda made: made.tensors)
 
 
-# kept, and saved for later gradients, also if the first call is in inference mode
 @torch.inference_mode(False)
 @torch.no_grad()
 def formula(kernel: SidedKernel, device: torch.device) -> Formula:

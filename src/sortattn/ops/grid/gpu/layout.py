@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
+from ....cuda.constants import kept
 from .language import ramp
-from .record import kept
 
 INTERPRETED = isinstance(ramp, InterpretedFunction)
 # two integers of 16 bits in one instruction

@@ -8,13 +8,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ....cuda.constants import kept
 from ....kernels import RIESZ_EPSILON
 from .grid import Grid
 from .launch import quick
 from .layout import LINE, channel_block, count_blocks, power_of_two, registers
 from .matrix import exponential, spline
 from .pairs import QUERIES, pairs_kernel, reach
-from .record import empty, kept
+from .record import empty
 from .tables import Causal
 
 # queries and keys of a block, and warps

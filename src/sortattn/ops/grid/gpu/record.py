@@ -7,7 +7,6 @@ one piece of memory, those that are not needed at the same time in the same plac
 """
 
 import bisect
-import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,10 +15,10 @@ import torch
 import triton
 from torch import Tensor
 
+from ....cuda import constants
+
 # tensors lie at multiples of so many bytes, as torch's own do
 _ALIGN = 512
-# constants on a device that live as long as the process
-_kept: list[Tensor] = []
 
 
 class _Local(threading.local):
@@ -27,25 +26,6 @@ class _Local(threading.local):
 
 
 _local = _Local()
-
-
-def kept(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A constant on a device, which is made once for the same arguments and stays where it is.
-
-    It must be written when this returns, as it may be read on another stream, or by a call that is not part of the CUDA
-    graph that was the first to need it: so `make` copies it from the host, which waits. It may be saved for gradients,
-    also if the first call is in inference mode.
-    """
-
-    @functools.lru_cache(maxsize=64)
-    @functools.wraps(make)
-    @torch.inference_mode(False)
-    def made(*what) -> Tensor:
-        constant = make(*what)
-        _kept.append(constant)
-        return constant
-
-    return made
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device) -> Tensor:
@@ -88,11 +68,13 @@ class Recorded:
     zeros: int
     memory: int
     outs: list[tuple[torch.Size, torch.dtype] | None]
-    kept: list[Tensor]
+    kept: list[constants.Constant]
 
     def play(self, inputs: list[Tensor]) -> tuple[Tensor, ...]:
         """The outputs for other inputs of the same kind."""
         device = inputs[0].device
+        for constant in self.kept:
+            constant.read()
         zeros = torch.zeros(self.zeros, dtype=torch.int32, device=device)
         memory = torch.empty(self.memory, dtype=torch.uint8, device=device)
         outs = tuple(zeros if one is None else torch.empty(one[0], dtype=one[1], device=device) for one in self.outs)
@@ -143,7 +125,6 @@ class Recorder:
         known = _Ranges([*inputs, zeros, *made, *fresh])
         first = len(inputs) + 1
         own = range(first, first + len(made))
-        constant = {part.data_ptr(): part for part in _kept}
         spans: dict[int, tuple[int, int]] = {}
         found, kept = [], []
         for turn, (compiled, programs, arguments) in enumerate(self.launches):
@@ -155,8 +136,8 @@ class Recorder:
                 if place is not None:
                     addresses.append((position, *place))
                     spans[place[0]] = (spans.get(place[0], (turn,))[0], turn)
-                elif part.data_ptr() in constant:
-                    kept.append(constant[part.data_ptr()])
+                elif (constant := constants.at(part.data_ptr())) is not None:
+                    kept.append(constant)
                 else:
                     return None
             arguments = [part.data_ptr() if isinstance(part, Tensor) else part for part in arguments]
