@@ -30,6 +30,7 @@ def _large_gpu(monkeypatch):
     monkeypatch.setattr(room, "device", lambda device: room.Device(132, 50 << 20, 227 << 10))
     monkeypatch.setattr(tiled, "room_of", lambda device: 227 << 10)
     monkeypatch.setattr(tiled, "processors_of", lambda device: 132)
+    monkeypatch.setattr(tiled, "begins_early", lambda device: True)
 
 
 def program(name: str) -> ahead.Program:

@@ -52,6 +52,13 @@ def test_tiled_kernels_for_blocks_of_fewer_rows_compile(name):
     compile_all([cuda.kernel_of(entry, name, torch.float32, False, rows=32) for entry in entries], "sm_90")
 
 
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_120"])
+@pytest.mark.parametrize("name", cuda.STEPS)
+def test_a_forward_kernel_that_begins_before_the_survey_ends_compiles(name, architecture):
+    forward = cuda.kernel_of("forward", name, torch.float32, False, taus=False, early=True)
+    compile_all([forward, cuda.survey_of(torch.float32, early=True)], architecture)
+
+
 def test_the_forward_kernel_for_gpus_with_little_shared_memory_compiles():
     assert cuda.shared_of("forward", "add_laplace", torch.float32, False, roomy=False) <= 99 << 10
     compile_all([cuda.kernel_of("forward", "add_laplace", torch.float32, False, roomy=False)], "sm_120")

@@ -1,5 +1,7 @@
 """What only a GPU has: graphs, streams, calls that wait for nothing, and tensors of more than 2^31 numbers."""
 
+import threading
+
 import pytest
 import torch
 
@@ -197,6 +199,46 @@ def test_tiled_sums_have_the_same_bits_every_time(name, device):
         assert all(
             torch.equal(one, other) for one, other in zip(attend(name, "tiled", points, gradient), first, strict=True)
         )
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump"])
+def test_repeated_calls_of_threads_streams_and_graphs_disturb_none_of_them(name, backward, device):
+    # kernels of short sequences, blocks that look through their inputs by themselves, and a launch that does it before
+    shapes = [Shape((1, 3), rows, rows, 64, 64) for rows in (60, 128, 320)]
+    given = [leaves(*draw(shape, torch.float32, device, seed=seed)) for shape in shapes for seed in range(4)]
+    gradients = [cotangent(shape, torch.float32, device) if backward else None for shape in shapes for _ in range(4)]
+    with torch.set_grad_enabled(backward):
+        wanted = [attend(name, "tiled", *pair) for pair in zip(given, gradients, strict=True)]
+    # without the nodes of the leaves, which belong to this stream and would be captured with it
+    wanted = [[part.detach() for part in results] for results in wanted]
+    captured, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.set_grad_enabled(backward), torch.cuda.graph(graph, stream=captured):
+        played = [attend(name, "tiled", *pair) for pair in zip(given, gradients, strict=True)]
+    differing = []
+
+    def work(first: int) -> None:
+        with torch.set_grad_enabled(backward), torch.cuda.stream(torch.cuda.Stream()):
+            for i in range(first, first + 10 * len(given)):
+                at = i % len(given)
+                results = attend(name, "tiled", given[at], gradients[at])
+                if not all(map(torch.equal, results, wanted[at])):
+                    differing.append(at)
+            torch.cuda.current_stream().synchronize()
+
+    threads = [threading.Thread(target=work, args=(3 * i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        with torch.cuda.stream(captured):
+            graph.replay()
+    for thread in threads:
+        thread.join()
+    captured.synchronize()
+    assert not differing
+    for results, right in zip(played, wanted, strict=True):
+        assert all(map(torch.equal, results, right))
 
 
 @pytest.mark.parametrize("dims", [64, 100])

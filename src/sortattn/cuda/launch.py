@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import functools
+import os
 import struct
 import threading
 from collections.abc import Callable, Iterable
@@ -34,8 +35,11 @@ class Kernel:
     # handles by device, as in the table, which takes longer to look into
     _own: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
 
-    def __call__(self, grid: tuple[int, ...], block: int, *arguments: Tensor | int | float | None, shared: int = 0):
-        """Launch on the current device and stream.
+    def __call__(
+        self, grid: tuple[int, ...], block: int, *arguments: Tensor | int | float | None, shared: int = 0,
+        early: bool = False,
+    ):  # fmt: skip
+        """Launch on the current device and stream; an `early` one may begin before the one before it ends.
 
         A tensor arrives as a pointer, None as a null pointer, an int as `long long`, a float as `double`.
         """
@@ -47,32 +51,43 @@ class Kernel:
             return
         # not torch.cuda's, which looks every time whether there is CUDA at all
         device = torch._C._cuda_getDevice()
-        handle = self._own.get(device)
-        if handle is None:
-            handle = self._own[device] = _handles.get((self, device)) or self._load(device)
+        handle = self.handle(device)
         words = [
             part if (kind := type(part)) is int else part.data_ptr() if kind is Tensor else _word(part)
             for part in arguments
         ]
         room.words[: len(words)] = words
-        width, height, depth = (*grid, 1, 1)[:3]
-        stream = torch._C._cuda_getCurrentRawStream(device)
-        launch = (handle, width, height, depth, block, 1, 1, shared, stream, room.places, 0)
-        # the driver itself: cuda.core's launch takes half as long again
-        (error,) = _driver().cuLaunchKernel(*launch)
+        room.form.set(grid, block, shared, early)
+        room.form.stream = torch._C._cuda_getCurrentRawStream(device)
+        error = _launcher()(room.form.place, handle, room.places, None)
         if error:
-            self._again(launch, device, error)
+            self._again((room.form.place, handle, room.places, None), device, error)
 
-    def _again(self, launch: tuple[int, ...], device: int, error: int) -> None:
+    def handle(self, device: int) -> int:
+        """What the driver knows it by on that device, which must be the current one; compiled and loaded if need be."""
+        handle = self._own.get(device)
+        if handle is None:
+            handle = self._own[device] = _handles.get((self, device)) or self._load(device)
+        return handle
+
+    def prepared(
+        self, grid: tuple[int, ...], block: int, pointers: int, *numbers: int | float, shared: int = 0,
+        early: bool = False,
+    ) -> "Prepared":  # fmt: skip
+        """A launch with so many `pointers` before its numbers, for the current device and this thread."""
+        return Prepared(self, grid, block, pointers, numbers, shared, early)
+
+    def _again(self, launch: tuple[int | None, ...], device: int, error: int) -> None:
         """What to do about a launch that failed."""
-        driver = _driver()
-        if error == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
+        names = _driver().CUresult
+        if error == names.CUDA_ERROR_INVALID_CONTEXT:
             # of a thread that has not met the device yet
             from cuda.core import Device
 
             Device(device).set_current()
-            (error,) = driver.cuLaunchKernel(*launch)
+            error = _launcher()(*launch)
         if error:
+            error = names(error)
             raise RuntimeError(f"{self.entry} of {self.source.name} cannot be launched on cuda:{device}: {error}")
 
     def _load(self, device: int) -> int:
@@ -96,17 +111,82 @@ class Kernel:
         return ahead.Program(self.source, self.entry, self.defines, f"sm_{major}{minor}")
 
 
+class _Attribute(ctypes.Structure):
+    """The driver's `CUlaunchAttribute`, for one that is a number."""
+
+    _fields_ = (("id", ctypes.c_uint64), ("value", ctypes.c_uint64), ("_", ctypes.c_uint64 * 7))
+
+
+# CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_EARLY = _Attribute(id=6, value=1)
+
+
+class _Form(ctypes.Structure):
+    """The driver's `CUlaunchConfig`: all about a launch but its kernel and arguments."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint32) for name in ("width", "height", "depth", "block", "_1", "_2", "shared")),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("count", ctypes.c_uint32),
+    )
+
+    def __init__(self):
+        super().__init__(_1=1, _2=1)
+        self.attributes, self.place = ctypes.addressof(_EARLY), ctypes.addressof(self)
+
+    def set(self, grid: tuple[int, ...], block: int, shared: int, early: bool) -> None:
+        """A launch of that shape; `early` see `Kernel`."""
+        self.width, self.height, self.depth = (*grid, 1, 1)[:3]
+        self.block, self.shared, self.count = block, shared, early
+
+
+class _Arguments:
+    """Room for the arguments of a launch, 64 bits each, which the driver copies, and the pointers to them."""
+
+    def __init__(self, count: int):
+        self.words = (ctypes.c_int64 * count)()
+        first = ctypes.addressof(self.words)
+        self._pointers = (ctypes.c_void_p * count)(*range(first, first + 8 * count, 8))
+        self.places = ctypes.addressof(self._pointers)
+
+
+class Prepared:
+    """A launch that takes place again and again, with other pointers each time, which come first among its arguments.
+
+    It belongs to one thread, as the driver reads the pointers after Python's lock is let go.
+    """
+
+    def __init__(
+        self, kernel: Kernel, grid: tuple[int, ...], block: int, pointers: int, numbers: tuple, shared: int,
+        early: bool,
+    ):  # fmt: skip
+        self._kernel, self._device = kernel, torch._C._cuda_getDevice()
+        self._handle, self._launch = kernel.handle(self._device), _launcher()
+        self._form, self._arguments = _Form(), _Arguments(pointers + len(numbers))
+        self._form.set(grid, block, shared, early)
+        self._arguments.words[pointers:] = [_word(part) for part in numbers]
+        self._words, self._pointers = self._arguments.words, pointers
+        self._all = self._form.place, self._handle, self._arguments.places, None
+
+    def __call__(self, stream: int, *pointers: int) -> None:
+        """On that stream of the device, which must be the current one."""
+        self._words[: self._pointers] = pointers
+        self._form.stream = stream
+        error = self._launch(*self._all)
+        if error:
+            self._kernel._again(self._all, self._device, error)
+
+
 class _Room(threading.local):
-    """Where a thread leaves the arguments of a launch, which the driver copies, and what it expects to launch."""
+    """Where a thread leaves what a launch takes, and what it expects to launch."""
 
     def __init__(self):
         # kernels of `Expecting`, and those that `listed` has met so far
         self.expected: Callable[[], Iterable[Kernel]] | None = None
         self.listed: dict[Kernel, None] | None = None
-        self.words = (ctypes.c_int64 * _MOST)()
-        first = ctypes.addressof(self.words)
-        self._pointers = (ctypes.c_void_p * _MOST)(*range(first, first + 8 * _MOST, 8))
-        self.places = ctypes.addressof(self._pointers)
+        self._arguments, self.form = _Arguments(_MOST), _Form()
+        self.words, self.places = self._arguments.words, self._arguments.places
 
 
 _room = _Room()
@@ -178,11 +258,25 @@ def on(device: torch.device) -> contextlib.AbstractContextManager:
 _here = contextlib.nullcontext()
 
 
+def stream_on(device: int) -> int | None:
+    """The current stream of that GPU, if it is the current one."""
+    return torch._C._cuda_getCurrentRawStream(device) if torch._C._cuda_getDevice() == device else None
+
+
 @functools.cache
 def _driver():
     from cuda.bindings import driver
 
     return driver
+
+
+@functools.cache
+def _launcher() -> Callable[..., int]:
+    """The driver's `cuLaunchKernelEx`: that of cuda.bindings takes longer, as it makes objects of its arguments."""
+    library = ctypes.WinDLL("nvcuda.dll") if os.name == "nt" else ctypes.CDLL("libcuda.so.1")
+    launch = library.cuLaunchKernelEx
+    launch.argtypes, launch.restype = (ctypes.c_void_p,) * 4, ctypes.c_int
+    return launch
 
 
 def _word(argument: Tensor | int | float | None) -> int:

@@ -9,12 +9,16 @@ from torch.autograd import forward_ad
 
 def plain(*tensors: Tensor | None) -> bool:
     """Whether a call with these tensors is an ordinary eager one: not compiled, traced, mapped or recorded."""
+    return eager() and all(part is None or type(part) in (Tensor, torch.nn.Parameter) for part in tensors)
+
+
+def eager() -> bool:
+    """Whether nothing stands between a call and its tensors, whatever these are."""
     return (
         not torch.compiler.is_compiling()
         and forward_ad._current_level < 0
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._functorch.peek_interpreter_stack() is None
-        and all(part is None or type(part) in (Tensor, torch.nn.Parameter) for part in tensors)
     )
 
 

@@ -1,6 +1,7 @@
 """The sums on CUDA devices: launches of the kernels beside this file, which are compiled at first use."""
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -50,7 +51,7 @@ _CHUNK, _WIDEST = 64, 256
 # heads that every block of the forward pass looks through by itself
 _SHORT = 160
 # blocks that look through the inputs, and numbers that one of them takes at least
-_LOOKING, _LOOK = 1024, 4096
+_LOOKING, _LOOK, _SURVEY_THREADS = 1024, 4096, 256
 
 
 def serves(query: Tensor, value: Tensor, kernel: str) -> bool:
@@ -66,12 +67,13 @@ def serves(query: Tensor, value: Tensor, kernel: str) -> bool:
 @lru_cache
 def kernel_of(
     entry: str, kernel: str, dtype: torch.dtype, wide: bool, coarse: bool = False, groups: int = 1, roomy: bool = True,
-    rows: int = ROWS[torch.float32],
+    rows: int = ROWS[torch.float32], taus: bool = True, early: bool = False,
 ) -> Kernel:  # fmt: skip
     """The function `entry` for a kernel and a type; `wide` for more than 64 dimensions or channels.
 
-    `coarse` makes products of numbers with eleven digits. `groups` of warps share the `rows` of a block, in the forward
-    pass of float32; `roomy` see `is_roomy`.
+    `coarse` makes products of numbers with eleven digits. In the forward pass of float32 `groups` of warps share the
+    `rows` of a block; `roomy` see `is_roomy`; without `taus` all problems have one bandwidth, which makes a difference
+    to `add_bump`; `early` see `begins_early`.
     """
     defines = (
         ("NUMBER", _TYPES[dtype]),
@@ -89,6 +91,7 @@ def kernel_of(
             (
                 *defines, ("BLOCKS", blocks if groups == 1 else 1), room, coarse,
                 ("REVERSED", int(entry == "forward_values")), ("GROUPS", groups), ("ROOMY", int(roomy)), ("OWN", rows),
+                ("TAUS", int(taus or kernel != AddBump.name)), ("EARLY", int(early)),
             ),
         )  # fmt: skip
     if entry in ("prepare", "slopes"):
@@ -98,9 +101,9 @@ def kernel_of(
 
 
 @lru_cache
-def survey_of(dtype: torch.dtype) -> Kernel:
-    """The kernel that looks through the inputs."""
-    return Kernel(_SURVEY, "survey", (("NUMBER", _TYPES[dtype]),))
+def survey_of(dtype: torch.dtype, early: bool = False) -> Kernel:
+    """The kernel that looks through the inputs; `early` if the next one begins before it ends."""
+    return Kernel(_SURVEY, "survey", (("NUMBER", _TYPES[dtype]), ("EARLY", int(early))))
 
 
 @lru_cache
@@ -113,6 +116,12 @@ def room_of(device: torch.device) -> int:
 def processors_of(device: torch.device) -> int:
     """How many multiprocessors there are."""
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@lru_cache
+def begins_early(device: torch.device) -> bool:
+    """Whether a launch may begin before the one before it ends, and wait for it where it needs it."""
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def is_roomy(device: torch.device) -> bool:
@@ -156,14 +165,25 @@ class _Call:
 
     def launch(self, entry: str, rows: int, *arguments, passes: int = 1) -> None:
         """Launch a block for every tile of `rows` rows of every problem, `passes` times."""
+        kernel, grid, block, options = self.form(entry, rows, passes)
+        kernel(grid, block, *arguments, **options)
+
+    def form(self, entry: str, rows: int, passes: int = 1) -> tuple[Kernel, tuple[int, int], int, dict[str, int]]:
+        """A kernel with its grid, the threads of a block, and what else its launch takes."""
         kernel, each, groups, shared = self.kernel_for(entry, rows)
-        kernel((self.problems * self.blocks(rows, each), passes), _THREADS * groups, *arguments, shared=shared)
+        grid = (self.problems * self.blocks(rows, each), passes)
+        # behind `survey.cu`
+        early = entry == "forward" and self.dtype == torch.float32 and not self.looks()
+        early = early and begins_early(self.inputs.query.device)
+        return kernel, grid, _THREADS * groups, {"shared": shared, "early": early}
 
     def kernel_for(self, entry: str, rows: int) -> tuple[Kernel, int, int, int]:
         """What such a launch takes, the rows and groups of warps of a block, and its shared memory."""
         coarse, roomy = self.inputs.coarse, is_roomy(self.inputs.query.device)
         each, groups = self.shape(entry, rows)
-        kernel = kernel_of(entry, self.kernel, self.dtype, self.wide, coarse, groups, roomy, each)
+        taus = self.inputs.bandwidth is not None
+        early = entry == "forward" and begins_early(self.inputs.query.device)
+        kernel = kernel_of(entry, self.kernel, self.dtype, self.wide, coarse, groups, roomy, each, taus, early)
         return kernel, each, groups, shared_of(entry, self.kernel, self.dtype, coarse, groups, roomy)
 
     def shape(self, entry: str, rows: int) -> tuple[int, int]:
@@ -196,18 +216,26 @@ class _Call:
 
     def survey(self) -> tuple[Tensor | None, int]:
         """What `survey.cu` finds in the inputs, and in how many slices; None if blocks look for themselves."""
-        group = self.inputs.group
         if self.looks():
             return None, 0
+        blocks, slices, numbers = self.look()
+        found = self.tensors[0].new_empty(blocks, 4, dtype=torch.float32)
+        self.surveyor()((blocks,), _SURVEY_THREADS, *self.tensors[:3], found, *numbers)
+        return found, slices
+
+    def surveyor(self) -> Kernel:
+        """The kernel of `survey`."""
+        return survey_of(self.dtype, begins_early(self.inputs.query.device))
+
+    def look(self) -> tuple[int, int, tuple[int, ...]]:
+        """Of `survey.cu`, the blocks, in how many slices they have the inputs, and the numbers it takes."""
+        group = self.inputs.group
         parts = self.problems * (group + 2)
         each = self.rows // group
         numbers = max(each * self.dims, self.columns * self.dims, self.columns * self.channels)
         slices = max(1, min(-(-_LOOKING // max(parts, 1)), numbers // _LOOK))
-        found = self.tensors[0].new_empty(parts * slices, 4, dtype=torch.float32)
-        sizes = (each, self.columns, self.dims, self.channels, group, slices)
         centred = int(self.kernel in (AddLaplace.name, Laplace.name))
-        survey_of(self.dtype)((parts * slices,), 256, *self.tensors[:3], found, *sizes, centred)
-        return found, slices
+        return parts * slices, slices, (each, self.columns, self.dims, self.channels, group, slices, centred)
 
 
 def _table(kernel: str, parameters: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, int]:
@@ -231,7 +259,7 @@ def _kernels(inputs: Inputs, gradients: bool, copied: bool) -> list[Kernel]:
     if short.serves(inputs):
         return short.kernels(inputs, learning)
     call = _Call(inputs)
-    looking = [] if call.looks() else [survey_of(call.dtype)]
+    looking = [] if call.looks() else [call.surveyor()]
     return [*looking, call.kernel_for("forward", call.rows)[0], *(_backward_kernels(call) if learning else ())]
 
 
@@ -266,6 +294,45 @@ def _forward(inputs: Inputs, gradients: bool, copied: bool) -> tuple[Tensor | No
             int(inputs.normalised), slices, call.tau,
         )  # fmt: skip
     return out, total, shift, copy
+
+
+def prepared(inputs: Inputs, gradients: bool) -> Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor | None, ...]]:
+    """`forward` of contiguous tensors like these, without masks, on a stream of the current device.
+
+    With `gradients` the rows are copied, as for the backward pass.
+    """
+    call = _Call(inputs)
+    slices, look, room = 0, None, ()
+    if not call.looks():
+        blocks, slices, numbers = call.look()
+        # four numbers of 32 bits for each
+        room = (blocks, 16 // inputs.query.itemsize)
+        look = call.surveyor().prepared((blocks,), _SURVEY_THREADS, 4, *numbers)
+    kernel, grid, block, options = call.form("forward", call.rows)
+    numbers = (*call.sizes, int(inputs.normalised), slices, call.tau)
+    launch = kernel.prepared(grid, block, 11, *numbers, **options)
+    alike, shape = call.dims == call.channels, (*inputs.query.shape[:-1], call.channels)
+    shifted = gradients and call.kernel == Laplace.name
+
+    def run(stream: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor | None, ...]:
+        # like another takes torch less time
+        out = torch.empty_like(query) if alike else query.new_empty(shape)
+        copy = torch.empty_like(out) if gradients else None
+        total = query.new_empty(shape[:-1]) if gradients else None
+        shift = torch.empty_like(total) if shifted else None
+        points, found = (query.data_ptr(), key.data_ptr(), value.data_ptr()), None
+        if look is not None:
+            # let go at the end: who has it next comes later on the stream
+            found = query.new_empty(room)
+            look(stream, *points, found.data_ptr())
+        launch(
+            stream, *points, 0, 0, 0, 0 if found is None else found.data_ptr(), out.data_ptr(),
+            0 if copy is None else copy.data_ptr(), 0 if total is None else total.data_ptr(),
+            0 if shift is None else shift.data_ptr(),
+        )  # fmt: skip
+        return out, total, shift, copy
+
+    return run
 
 
 def backward(

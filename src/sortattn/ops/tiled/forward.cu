@@ -11,7 +11,8 @@
 // running sums lie in local memory), SHARED (bytes), BLOCKS (at least, on a multiprocessor), EPSILON (of the Riesz
 // kernels), OWN (queries of a block), COARSE (1 for inputs of 16 bits: products of halves alone), REVERSED (1 for the
 // gradients of the values: own rows are keys then, the others queries with the gradients of their sums in place of
-// values), GROUPS (of warps), ROOMY (1 if there is shared memory for factors of all dimensions).
+// values), GROUPS (of warps), ROOMY (1 if there is shared memory for factors of all dimensions), TAUS (1 if problems
+// have bandwidths of their own), EARLY (1 if a block may begin before survey.cu ends).
 
 #include "kinds.cu"
 
@@ -86,15 +87,19 @@ inline void meet() { barrier(1 + group(), THREADS); }
 // what this thread finds in rows of a matrix
 inline void look_at(const Rows &rows, const float *origin, Found &found) {
     int count = rows.count * rows.width;
-    if (rows.whole)
+    if (count == 0) return;
+    if (rows.whole) {
+        // most often a thread has the same columns of all its rows
+        bool same = !origin || ALL * 4 % rows.width == 0;
+        float from[4] = {};
+        for (int e = 0; origin && e < 4; ++e) from[e] = origin[threadIdx.x * 4 % rows.width + e];
 #pragma unroll 8
         for (int i = threadIdx.x * 4; i < count; i += ALL * 4) {
             float4 x = *reinterpret_cast<const float4 *>(rows.start + i);
-            const float *from = origin + (origin ? i % rows.width : 0);
-            look(x.x, origin ? from[0] : 0.0f, found), look(x.y, origin ? from[1] : 0.0f, found);
-            look(x.z, origin ? from[2] : 0.0f, found), look(x.w, origin ? from[3] : 0.0f, found);
+            for (int e = 0; !same && e < 4; ++e) from[e] = origin[i % rows.width + e];
+            look(x.x, from[0], found), look(x.y, from[1], found), look(x.z, from[2], found), look(x.w, from[3], found);
         }
-    else
+    } else
         for (int i = threadIdx.x; i < count; i += ALL)
             look(rows.start[i], origin ? origin[i % rows.width] : 0.0f, found);
 }
@@ -106,6 +111,7 @@ inline void look_around(Shared &shared, const Found *found, const Rows &queries,
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Found points = {}, numbers = {};
     if (found) {
+        wait_for_launch_before();
         int parts = (heads + 2) * slices;
         for (int i = lane; warp == 0 && i < parts; i += 32) {
             bool value = i >= parts - slices;
@@ -143,7 +149,14 @@ inline void look_around(Shared &shared, const Found *found, const Rows &queries,
         shared.origin[d] = d < keys.width && keys.count ? keys.start[d] : 0.0f;
 }
 
-inline Setting settle(const Shared &shared, Numbers numbers, int dims) {
+// The edge of a bump times 2^-125, from the bits of an argument by integers: so it stays in a register that all threads
+// share, and which an instruction reads beside those of its own.
+inline float small_edge(double tau) {
+    long long rounded = __double_as_longlong(tau) + (1 << 28);
+    return __int_as_float((int(rounded >> 29) & 0x7fffff) | 1 << 23);
+}
+
+inline Setting settle(const Shared &shared, Numbers numbers, int dims, double tau) {
     Setting setting{numbers, false, 1, 1, dims};
     if constexpr (FIXED) {
         float reach = shared.reach;
@@ -157,7 +170,7 @@ inline Setting settle(const Shared &shared, Numbers numbers, int dims) {
     if constexpr (KIND == ADD_BUMP) {
         setting.quick = dims >= FEWEST_DIMS;
         // times 2^-125; not as a product, which would become one of every term
-        setting.edge = __int_as_float(__float_as_int(numbers.edge) - (125 << 23));
+        setting.edge = TAUS ? __int_as_float(__float_as_int(numbers.edge) - (125 << 23)) : small_edge(tau);
         setting.back = 0x1p-24f;
     }
     // not `>`, which is false for a NaN
@@ -196,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
                 slices);
     arrive();
     __syncthreads();
-    Setting setting = settle(shared, Numbers(bandwidth ? bandwidth[p] : float(tau), table, count), dims);
+    Setting setting = settle(shared, Numbers(bandwidth ? bandwidth[p] : float(tau), table, count), dims, tau);
     if (threadIdx.x < 32) {
         int least = min(shared.own_mark[threadIdx.x], shared.own_mark[threadIdx.x + OWN - 32]);
         int most = max(shared.own_mark[threadIdx.x], shared.own_mark[threadIdx.x + OWN - 32]);

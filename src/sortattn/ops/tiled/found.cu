@@ -35,3 +35,13 @@ inline float largest(const Found *found, int slices) {
 }
 
 inline float poison(float most) { return most < infinity() ? 1.0f : infinity() - infinity(); }
+
+// ---- a launch that begins before the one before it ends
+
+#if EARLY
+inline void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;"); }
+inline void wait_for_launch_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+#else
+inline void let_next_begin() {}
+inline void wait_for_launch_before() {}
+#endif

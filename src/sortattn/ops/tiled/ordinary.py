@@ -1,6 +1,8 @@
 """Attention of ordinary eager calls on CUDA devices, as one node of autograd without a view: each of these takes the
 host a good part of the time that the GPU takes for a short sequence."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -54,7 +56,7 @@ def attention(problem: Problem, kernel: Kernel) -> Tensor:
     tensors = problem.query, problem.key, problem.value
     options = problem.bandwidth, kernel.name, problem.causal, 1, True, problem.dtype.itemsize == 2
     if torch.is_grad_enabled() and any(part.requires_grad for part in tensors):
-        return _Attention.apply(*tensors, options)
+        return _Attention.apply(*tensors, options, None)
     rows, *_ = cuda.forward(_inputs(*tensors, options), gradients=False)
     return rows if rows.dtype == problem.dtype else rows.to(problem.dtype)
 
@@ -67,15 +69,26 @@ def _inputs(query: Tensor, key: Tensor, value: Tensor, options: tuple) -> Inputs
     return Inputs(query.to(working), key.to(working), value.to(working), *inputs[3:])
 
 
+def recorded(
+    query: Tensor, key: Tensor, value: Tensor, options: tuple, forward: Callable[..., tuple[Tensor | None, ...]]
+) -> Tensor:
+    """The rows, with gradients; `forward` makes them of the three tensors as `cuda.forward` does, in their own type."""
+    return _Attention.apply(query, key, value, options, forward)
+
+
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, query, key, value, options):
-        inputs = _inputs(query, key, value, options)
+    def forward(ctx, query, key, value, options, forward):
+        ctx.options, ctx.dtype = options, query.dtype
         # the derivative of a quotient needs it as it is, and the output may be changed in place
+        if forward is not None:
+            rows, total, shift, copy = forward(query, key, value)
+            ctx.save_for_backward(query, key, value, copy, total, shift)
+            return rows
+        inputs = _inputs(query, key, value, options)
         narrow = inputs.query is not query
         rows, total, shift, copy = cuda.forward(inputs, copied=not narrow)
         ctx.save_for_backward(*inputs[:3], rows if narrow else copy, total, shift)
-        ctx.options, ctx.dtype = options, query.dtype
         return rows.to(query.dtype) if narrow else rows
 
     @staticmethod
@@ -89,7 +102,7 @@ class _Attention(torch.autograd.Function):
             gradients = cuda.backward(grad, *sums, inputs)[:3]
         if ctx.dtype != query.dtype:
             gradients = [part.to(ctx.dtype) for part in gradients]
-        return *gradients, None
+        return *gradients, None, None
 
 
 def _by_operator(grad: Tensor, rows: Tensor, total: Tensor, shift: Tensor | None, inputs: Inputs) -> list[Tensor]:

@@ -12,6 +12,21 @@ struct Setting {
     float edge = 0;
 };
 
+// Registers lie in two banks, by their numbers, and an instruction that reads two of one bank takes a cycle more. Four
+// numbers that are read from shared memory at once begin at a multiple of four, so neighbours of keys are exchanged:
+// then numbers of a query and of a key that belong together are in different banks. Of instructions with three
+// registers two are in one bank anyway, so sums of distances gain nothing.
+constexpr bool EXCHANGED = KIND == ADD_BUMP || KIND == ADD_LAPLACE;
+constexpr int beside(int e) { return EXCHANGED ? e ^ 1 : e; }
+
+template <bool KEYS> inline void store(float *to, const float (&x)[4]) {
+    float4 *place = reinterpret_cast<float4 *>(to);
+    if (KEYS)
+        *place = {x[beside(0)], x[beside(1)], x[beside(2)], x[beside(3)]};
+    else
+        *place = {x[0], x[1], x[2], x[3]};
+}
+
 // The rows of `raw`, 64 columns from `column` on, as the scores want them; two threads have a row.
 template <bool KEYS>
 inline void change(Shared &shared, Tile &tile, const float *raw, int column, const Setting &setting) {
@@ -57,9 +72,9 @@ inline void change(Shared &shared, Tile &tile, const float *raw, int column, con
                 for (int e = 0; e < 4; ++e) {
                     bool inside = column + at + e < setting.dims;
                     x[e] *= setting.numbers.rate;
-                    // a dimension beyond the last adds nothing
-                    y[2 * e] = inside ? power_of_two(x[e]) : 0.0f;
-                    y[2 * e + 1] = inside ? power_of_two(-x[e]) : 0.0f;
+                    // e^-s and e^2s of a query, e^-2t and e^t of a key; a dimension beyond the last adds nothing
+                    y[2 * e] = inside ? power_of_two(KEYS ? -2 * x[e] : -x[e]) : 0.0f;
+                    y[2 * e + 1] = inside ? power_of_two(KEYS ? x[e] : 2 * x[e]) : 0.0f;
                     if (KEYS && !inside) x[e] = infinity();
                 }
                 if (at % GROUP < FACTOR_DIMS) {
@@ -67,7 +82,7 @@ inline void change(Shared &shared, Tile &tile, const float *raw, int column, con
                     both[0] = {y[0], y[1], y[2], y[3]};
                     both[1] = {y[4], y[5], y[6], y[7]};
                 } else
-                    *reinterpret_cast<float4 *>(place + 2 * FACTOR_DIMS) = {x[0], x[1], x[2], x[3]};
+                    store<KEYS>(place + 2 * FACTOR_DIMS, x);
                 continue;
             }
             if (KEYS)
@@ -75,7 +90,7 @@ inline void change(Shared &shared, Tile &tile, const float *raw, int column, con
                 for (int e = 0; e < 4; ++e)
                     if (column + at + e >= setting.dims) x[e] = infinity();
         }
-        *reinterpret_cast<float4 *>(to + at) = {x[0], x[1], x[2], x[3]};
+        store<KEYS>(to + at, x);
     }
     if constexpr (!STATIONARY) {
         norm += __shfl_xor_sync(~0u, norm, 1);
@@ -152,15 +167,17 @@ template <int R, int J> inline void add_terms_of(const Shared &shared, const Til
             pairs<4, R, J, 2>(shared, tile, count, [&](int r, int j, const float *own, const float *other) {
                 if constexpr (FIXED)
 #pragma unroll
-                    for (int e = 0; e < FIXED_DIMS; ++e) whole[r][j] = distance_and_sum(own[e], other[e], whole[r][j]);
+                    for (int e = 0; e < FIXED_DIMS; ++e)
+                        whole[r][j] = distance_and_sum(own[e], other[beside(e)], whole[r][j]);
                 if constexpr (KIND == ADD_RIESZ)
                     // these points are of half the size
-                    whole[r][j] += 4 * multiple(__saturatef(own[FIXED_DIMS] - other[FIXED_DIMS]));
-                if constexpr (KIND == LAPLACE) sums[r][j] += fabsf(own[FIXED_DIMS] - other[FIXED_DIMS]);
+                    whole[r][j] += 4 * multiple(__saturatef(own[FIXED_DIMS] - other[beside(FIXED_DIMS)]));
+                if constexpr (KIND == LAPLACE) sums[r][j] += fabsf(own[FIXED_DIMS] - other[beside(FIXED_DIMS)]);
                 if constexpr (KIND == ADD_BUMP) {
                     int x[4];
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) x[e] = multiple(__saturatef(setting.edge - fabsf(own[e] - other[e])));
+                    for (int e = 0; e < 4; ++e)
+                        x[e] = multiple(__saturatef(setting.edge - fabsf(own[e] - other[beside(e)])));
                     // two of them are added in one instruction
                     whole[r][j] += x[0] + x[1];
                     whole[r][j] += x[2] + x[3];
@@ -175,12 +192,12 @@ template <int R, int J> inline void add_terms_of(const Shared &shared, const Til
     }
     if constexpr (FACTORS) {
         if (setting.quick) {
-            // e^-|s - t| is e^s e^-t or e^-s e^t, and the other one is not below one: three instructions on one pipe
+            // e^-|s - t| is e^t e^-s, times e^2(s - t) if that is below one: three instructions on one pipe, of which
+            // the one with three numbers shares e^t with those of other queries, and need not read it again
             auto product = [&](int r, int j, const float *own, const float *other) {
 #pragma unroll
                 for (int e = 0; e < 4; e += 2)
-                    sums[r][j] =
-                        fmaf(__saturatef(own[e] * other[e + 1]), __saturatef(own[e + 1] * other[e]), sums[r][j]);
+                    sums[r][j] = fmaf(other[e + 1], own[e] * __saturatef(own[e + 1] * other[e]), sums[r][j]);
             };
             if constexpr (ROOMY) {
                 pairs<4, R, J, 2>(shared, tile, 2 * count, product);
@@ -189,7 +206,7 @@ template <int R, int J> inline void add_terms_of(const Shared &shared, const Til
             auto exponential = [&](int r, int j, const float *own, const float *other) {
                 float fresh[4];
 #pragma unroll
-                for (int e = 0; e < 4; ++e) fresh[e] = power_of_two(-fabsf(own[e] - other[e]));
+                for (int e = 0; e < 4; ++e) fresh[e] = power_of_two(-fabsf(own[e] - other[beside(e)]));
                 sums[r][j] += (fresh[0] + fresh[1]) + (fresh[2] + fresh[3]);
             };
 #pragma unroll 1
@@ -208,9 +225,9 @@ template <int R, int J> inline void add_terms_of(const Shared &shared, const Til
     constexpr int STEP = TABLE ? 1 : 4;
     pairs<STEP, R, J>(shared, tile, count, [&](int r, int j, const float *own, const float *other) {
         // a few terms first: fewer additions to a number that is larger than they are
-        float fresh = term_of(own[0], other[0], setting.numbers);
+        float fresh = term_of(own[0], other[beside(0)], setting.numbers);
 #pragma unroll
-        for (int e = 1; e < STEP; ++e) fresh += term_of(own[e], other[e], setting.numbers);
+        for (int e = 1; e < STEP; ++e) fresh += term_of(own[e], other[beside(e)], setting.numbers);
         sums[r][j] += fresh;
     });
 }

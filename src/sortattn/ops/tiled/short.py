@@ -1,6 +1,7 @@
 """Short sequences on CUDA devices: one kernel forward and one backward, which take tensors as they lie."""
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -170,22 +171,55 @@ def _sizes(inputs: Inputs) -> tuple[int, ...]:
 
 def forward(inputs: Inputs, gradients: bool, copied: bool) -> tuple[Tensor | None, ...]:
     """The rows in the inputs' own type; with `gradients` the sums of ones; None; with `copied` the rows in float32."""
-    heads, problems, rows, columns, dims, channels = _sizes(inputs)
+    *_, dims, channels = _sizes(inputs)
     query, value = inputs.query, inputs.value
-    plan = _plan(problems, rows, columns, inputs.kernel, query.dtype)
     out = _like(query) if channels == dims else query.new_empty((*query.shape[:-1], channels))
     single = {"dtype": torch.float32}
     copy = query.new_empty((*query.shape[:-1], channels), **single) if copied else None
     total = query.new_empty(query.shape[:-1], **single) if gradients else None
     # kept, as the launch takes nothing but addresses
     _kept, places, strides = _laid((query, inputs.key, value, out))
+    kernel, grid, threads, numbers, shared = _form(inputs)
     with on(query.device):
-        kernel_of("short_forward", inputs.kernel, query.dtype, plan.rows)(
-            (problems * -(-rows // plan.query_part),), plan.threads, *places, copy, total, *strides,
-            heads, rows, columns, dims, channels, plan.query_part, plan.scores, plan.vectors, int(inputs.normalised),
-            float(inputs.tau), shared=plan.size,
-        )  # fmt: skip
+        kernel(grid, threads, *places, copy, total, *strides, *numbers, shared=shared)
     return out, total, None, copy
+
+
+def _form(inputs: Inputs) -> tuple[Kernel, tuple[int], int, tuple[int | float, ...], int]:
+    """The kernel of the forward pass, its grid, the threads of a block, numbers and bytes of shared memory."""
+    heads, problems, rows, columns, dims, channels = _sizes(inputs)
+    plan = _plan(problems, rows, columns, inputs.kernel, inputs.query.dtype)
+    kernel = kernel_of("short_forward", inputs.kernel, inputs.query.dtype, plan.rows)
+    numbers = (
+        heads, rows, columns, dims, channels, plan.query_part, plan.scores, plan.vectors, int(inputs.normalised),
+        float(inputs.tau),
+    )  # fmt: skip
+    return kernel, (problems * -(-rows // plan.query_part),), plan.threads, numbers, plan.size
+
+
+def prepared(inputs: Inputs, gradients: bool) -> Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor | None, ...]]:
+    """`forward` of contiguous tensors like these on a stream of the current device.
+
+    With `gradients` the rows are copied, as for the backward pass.
+    """
+    kernel, grid, threads, numbers, shared = _form(inputs)
+    query, shape = inputs.query, (*inputs.query.shape[:-1], inputs.value.shape[-1])
+    *_, strides = _laid((query, inputs.key, inputs.value, query.new_empty(shape)))
+    launch = kernel.prepared(grid, threads, 6, *strides, *numbers, shared=shared)
+    alike, single = query.shape[-1] == shape[-1], torch.float32
+
+    def run(stream: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor | None, ...]:
+        # like another takes torch less time
+        out = torch.empty_like(query) if alike else query.new_empty(shape)
+        copy = torch.empty_like(out, dtype=single) if gradients else None
+        total = query.new_empty(shape[:-1], dtype=single) if gradients else None
+        launch(
+            stream, query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr(),
+            0 if copy is None else copy.data_ptr(), 0 if total is None else total.data_ptr(),
+        )  # fmt: skip
+        return out, total, None, copy
+
+    return run
 
 
 def backward(grad: Tensor, rows: Tensor, total: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:

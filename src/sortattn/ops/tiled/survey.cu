@@ -1,6 +1,6 @@
 // How far the numbers of every head reach: one look at queries, keys and values before they are summed.
 //
-// Set by cuda.py: NUMBER (float or double).
+// Set by cuda.py: NUMBER (float or double), EARLY (1 if the launch behind may begin before this one ends).
 
 #include "found.cu"
 
@@ -11,6 +11,7 @@ constexpr int THREADS = 256;
 extern "C" __global__ void __launch_bounds__(THREADS)
     survey(const NUMBER *query, const NUMBER *key, const NUMBER *value, Found *found, long long each, long long columns,
            long long dims, long long channels, long long group, long long slices, long long centred) {
+    let_next_begin();
     long long part = blockIdx.x / slices, slice = blockIdx.x % slices, p = part / (group + 2);
     int kind = part % (group + 2);
     const NUMBER *origin = key + p * columns * dims, *rows = origin;

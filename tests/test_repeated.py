@@ -1,0 +1,216 @@
+"""Calls like one before, whose launches are known, on the CPU with the kernels of the tiled backend emulated."""
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+
+import sortattn
+from sortattn.ops.tiled import cuda, ordinary, repeated
+
+from .cases import assert_close
+from .definition import FORWARD, GRADIENT
+from .emulation.device import emulate
+from .emulation.emulator import AVAILABLE
+
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs g++ on Linux, and its halves")
+
+
+@pytest.fixture
+def long_ways(device, monkeypatch):
+    """How many calls have been looked at afresh, on a CPU that takes the way of CUDA devices."""
+    if device != "cpu":
+        pytest.skip("a CUDA device needs no emulation")
+    emulate(monkeypatch)
+    counted, honest = [], ordinary.problem
+
+    def problem(*arguments):
+        counted.append(arguments)
+        return honest(*arguments)
+
+    monkeypatch.setattr(ordinary, "problem", problem)
+    return counted
+
+
+def draw(rows=20, columns=30, dims=8, channels=8, dtype=torch.float32):
+    return [torch.randn(1, 2, *shape, dtype=dtype) for shape in ((rows, dims), (columns, dims), (columns, channels))]
+
+
+def attention(points, kernel="add_laplace", **options):
+    return sortattn.kernel_attention(*points, kernel, backend="tiled", **options)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kernel"),
+    [
+        ((20, 30, 8, 8), "add_laplace"),
+        ((20, 30, 8, 5), "add_bump"),
+        # too long for the kernels of short sequences, and for blocks that look through their inputs by themselves
+        ((100, 120, 8, 8), "add_riesz"),
+        ((100, 170, 8, 5), "add_laplace"),
+        ((100, 170, 8, 5), "laplace"),
+    ],
+)
+def test_a_second_call_takes_the_short_way_to_the_definition(sizes, kernel, long_ways):
+    for bandwidth in (None, 1.7):
+        attention(draw(*sizes), kernel, bandwidth=bandwidth)
+        before, points = len(long_ways), draw(*sizes)
+        rows = attention(points, kernel, bandwidth=bandwidth)
+        assert len(long_ways) == before
+        wanted = sortattn.kernel_attention(
+            *(part.double() for part in points), kernel, bandwidth=bandwidth, backend="reference"
+        )
+        assert_close(rows, wanted, FORWARD[torch.float32])
+        assert rows.shape == wanted.shape
+
+
+@pytest.mark.parametrize(("rows", "kernel"), [(30, "add_bump"), (100, "add_laplace"), (100, "laplace")])
+def test_a_second_call_with_gradients_takes_the_short_way_to_theirs(rows, kernel, long_ways):
+    gradients = []
+    for dtype, backend in ((torch.float32, "tiled"), (torch.float32, "tiled"), (torch.float64, "reference")):
+        torch.manual_seed(1)
+        points = [part.to(dtype).requires_grad_() for part in draw(rows)]
+        before = len(long_ways)
+        output = sortattn.kernel_attention(*points, kernel, backend=backend)
+        looks = len(long_ways) - before
+        with torch.no_grad():
+            # which is not what the backward pass takes for the rows
+            output.mul_(2)
+        gradients.append(torch.autograd.grad(output.square().sum(), points))
+        if backend == "tiled":
+            assert looks == (len(gradients) == 1)
+    first, second, wanted = gradients
+    for one, other, right in zip(first, second, wanted, strict=True):
+        assert torch.equal(one, other)
+        assert_close(one, right, GRADIENT[torch.float32])
+
+
+def test_a_second_call_in_float64_takes_the_short_way_to_the_definition(long_ways):
+    attention(draw(100, 170, dtype=torch.float64))
+    before, points = len(long_ways), draw(100, 170, dtype=torch.float64)
+    rows = attention(points)
+    assert len(long_ways) == before
+    assert_close(rows, sortattn.kernel_attention(*points, backend="reference"), FORWARD[torch.float64])
+
+
+def test_16_bits_take_the_short_way_if_they_are_not_cast(long_ways):
+    for dtype in (torch.float16, torch.bfloat16):
+        for rows, looks in ((30, 1), (100, 2)):
+            points, before = draw(rows, dtype=dtype), len(long_ways)
+            first, second = attention(points), attention(points)
+            assert torch.equal(first, second)
+            assert len(long_ways) == before + looks
+
+
+def test_only_a_call_like_the_one_before_takes_the_short_way(long_ways):
+    points = draw()
+    query, key, value = points
+    attention(points, bandwidth=1.0)
+    differing = (
+        lambda: attention(points),
+        lambda: attention(points, bandwidth=2.0),
+        lambda: attention(points, bandwidth=1),
+        lambda: attention(points, "add_bump", bandwidth=1.0),
+        lambda: attention(points, is_causal=True, bandwidth=1.0),
+        lambda: attention((query[..., :10, :], key, value), bandwidth=1.0),
+        lambda: attention((query, key, value[..., :5]), bandwidth=1.0),
+        lambda: attention([part.double() for part in points], bandwidth=1.0),
+        # tensors that lie differently, or ask for a gradient
+        lambda: attention((query.mT.contiguous().mT, key, value), bandwidth=1.0),
+        lambda: attention((query, key, value.clone().requires_grad_()), bandwidth=1.0),
+        lambda: attention((query, key, torch.nn.Parameter(value)), bandwidth=1.0),
+    )
+    for call in differing:
+        before = len(long_ways)
+        call()
+        assert len(long_ways) == before + 1
+    before = len(long_ways)
+    attention(points, bandwidth=1.0)
+    assert len(long_ways) == before
+
+
+def test_what_the_checks_refuse_is_refused_after_a_call_that_is_equal_to_it(long_ways):
+    points = draw()
+    attention(points, bandwidth=1.0)
+    with pytest.raises(TypeError, match="bandwidth"):
+        attention(points, bandwidth=True)
+    with pytest.raises(TypeError, match="query"):
+        attention(([1.0], *points[1:]), bandwidth=1.0)
+    with pytest.raises(ValueError, match="unknown backend"):
+        sortattn.kernel_attention(*points, backend="tile", bandwidth=1.0)
+
+
+def test_autocast_and_maps_take_the_long_way(long_ways, monkeypatch):
+    points = draw()
+    attention(points)
+    before = len(long_ways)
+    mapped = torch.vmap(lambda *parts: attention(parts))(*(part[None] for part in points))
+    assert_close(mapped[0], attention(points).double(), FORWARD[torch.float32])
+    assert len(long_ways) > before
+    before = len(long_ways)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+    attention(points)
+    assert len(long_ways) == before + 1
+
+
+def test_changed_precision_and_chosen_backends_are_looked_at_afresh(long_ways):
+    points = draw()
+    attention(points)
+    attention(points)
+    before = len(long_ways)
+    sortattn.set_precision("rounding")
+    try:
+        attention(points)
+    finally:
+        sortattn.set_precision("exact")
+    assert len(long_ways) == before + 1
+
+
+def test_launches_belong_to_a_thread(long_ways):
+    points = draw()
+    wanted = attention(points)
+    before, found = len(long_ways), []
+    threads = [threading.Thread(target=lambda: found.append(attention(points))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+        thread.join()
+    assert len(long_ways) == before + 2
+    assert all(torch.equal(rows, wanted) for rows in found)
+
+
+def test_a_thread_remembers_so_many_calls_and_no_more(long_ways, monkeypatch):
+    monkeypatch.setattr(repeated, "_MOST", 3)
+    for rows in (5, 6, 7, 8, 9):
+        attention(draw(rows))
+        assert 0 < len(repeated._known.launches) <= 3
+
+
+@pytest.mark.parametrize("rows", [30, 170])
+def test_a_thread_keeps_no_tensors_of_its_calls(rows, long_ways):
+    for learning in (False, True):
+        points = [part.requires_grad_(learning) for part in draw(rows)]
+        output = attention(points)
+        again = attention(points)
+        kept = [weakref.ref(part) for part in (*points, output, again)]
+        del points, output, again
+        long_ways.clear()
+        gc.collect()
+        assert not any(ref() is not None for ref in kept)
+
+
+def test_a_call_on_another_device_than_the_current_one_takes_the_long_way(long_ways, monkeypatch):
+    points = draw()
+    attention(points)
+    monkeypatch.setattr(repeated, "stream_on", lambda device: None)
+    before = len(long_ways)
+    attention(points)
+    assert len(long_ways) == before + 1
+
+
+def test_calls_without_numbers_are_not_kept(long_ways, monkeypatch):
+    monkeypatch.setattr(cuda, "prepared", None)
+    for sizes in ((0, 30, 8, 8), (20, 0, 8, 8), (20, 30, 8, 0)):
+        for _ in range(2):
+            attention(draw(*sizes))
