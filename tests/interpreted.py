@@ -275,15 +275,15 @@ def places():
             cell = (torch.searchsorted(nodes, x, right=True) - 1).clamp(0, count - 2)
             start, stop = nodes.gather(2, cell), nodes.gather(2, cell + 1)
             wanted = cell + (x - start) / torch.where(stop > start, stop - start, 1.0)
-            for kind in (torch.float32, torch.int16)[: 1 + (count <= 64)]:
-                found = locate(grid, some, kind=kind).first
-                shown = found.double() / (512 if kind == torch.int16 else 1)
-                assert (shown - wanted).abs().max() <= (0.8 / 512 if kind == torch.int16 else 1e-4)
+            for kind, bits in ((torch.float32, 9), (torch.int16, 9), (torch.int16, 8))[: 3 if count <= 64 else 1]:
+                found = locate(grid, some, kind=kind, bits=bits).first
+                shown = found.double() / (1 << bits if kind == torch.int16 else 1)
+                assert (shown - wanted).abs().max() <= (0.8 / (1 << bits) if kind == torch.int16 else 1e-4)
                 for chunk in (0, 16):
                     ramps = (shown[..., None] - torch.arange(count)).clamp(0, 1)
                     parts = ramps.split(chunk or 60, 2)
                     sums = torch.stack([part.sum(2) for part in parts])
-                    counted = count_ramps(grid, found, chunk)[..., :count].double()
+                    counted = count_ramps(grid, found, chunk, bits)[..., :count].double()
                     # of two blocks, a point behind the first one is the 512th part short of a whole one there
                     assert_close(counted.reshape(sums.shape), sums, 1e-6 if kind == torch.int16 else 2e-3)
             steps |= set(grid.stats[0, :, 3:5].flatten(1)[:, 2 * count - 1].tolist())
@@ -413,8 +413,8 @@ CHECKS = {
 
 
 def run(what, *rest):
-    """One check by its name; some take the names of a kernel and a dtype and a number of dimensions."""
-    arguments = (rest[0], getattr(torch, rest[1]), int(rest[2])) if rest else ()
+    """One check by its name; some take the names of a kernel and a dtype, and numbers of dimensions and of nodes."""
+    arguments = (rest[0], getattr(torch, rest[1]), *map(int, rest[2:])) if rest else ()
     CHECKS[what](*arguments)
 
 

@@ -56,6 +56,11 @@ def test_output_and_gradients_are_those_of_the_surrogate(name, dtype, dims, inte
     interpret("gradients", name, dtype, dims)
 
 
+def test_codes_of_eight_bits_give_the_surrogate(interpret):
+    # keys of so many nodes have them where values are bfloat16
+    interpret("gradients", "add_riesz", "bfloat16", "16", "40")
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "dims"),
     [

@@ -8,9 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from .grid import Grid
-from .language import product, ramp, unit
+from .language import coarse_ramp, product, ramp, unit
 from .launch import quick
-from .layout import FAST, bits_of_cells, channel_block, count_blocks, joined_parts, registers, shifts, split_length
+from .layout import FAST, channel_block, count_blocks, joined_parts, registers, shifts, split_length, steps_of_cells
 from .record import empty
 from .tables import Places
 
@@ -34,6 +34,7 @@ def collect_kernel(
     CHANNELS: tl.constexpr,
     EVEN: tl.constexpr,
     HATS: tl.constexpr,
+    BITS: tl.constexpr,
     PRECISION: tl.constexpr,
     EMULATED: tl.constexpr,
     FAST: tl.constexpr,
@@ -73,12 +74,14 @@ def collect_kernel(
                 second = tl.load(seconds + at, mask=(n < stop)[None, None, :], other=0)
             weight = ramp(place, tl.load(shifts + node), FAST)
             weight -= ramp(second, tl.load(shifts + node + 1), FAST)
+        elif BITS == 8:
+            weight = coarse_ramp(place, tl.load(shifts + G + 2 + node), FAST)
         else:
             # the second line of the shifts: its last ramp is one everywhere
             weight = ramp(place, tl.load(shifts + G + 2 + node), FAST)
         weight = tl.reshape(weight, (TALL, ROWS))
         total = product(weight, row, total, PRECISION, EMULATED)
-    total *= unit(places)
+    total *= unit(places, BITS)
     line = first * BLOCK + tl.arange(0, TALL)
     inside = (line < D * G)[:, None] & (channel < channels)[None, :]
     out = ((split * tl.num_programs(1) + problem) * (D * G) + line)[:, None] * channels + channel[None, :]
@@ -88,48 +91,48 @@ def collect_kernel(
 
 
 @triton.jit
-def _hot_rows(code, high, FAST: tl.constexpr):
-    """One in the row that is the four highest bits of codes, or zero.
-
-    FAST: two in an instruction, as float16 of these bits, see `language`.
-    """
+def _steps(code, shift, FAST: tl.constexpr):
+    """One where codes have reached a row, or zero. FAST: two in an instruction, as float16 of these bits."""
     if FAST:
-        code, high = tl.broadcast(code, high)
+        code, shift = tl.broadcast(code, shift)
         return tl.inline_asm_elementwise(
-            "{.reg .b32 t; and.b32 t, $1, 0x78007800; set.eq.f16x2.f16x2 $0, t, $2;}",
+            "{.reg .b32 t, l; mov.b32 l, 0x00010001; add.s16x2 t, $1, $2; min.relu.s16x2 $0, t, l;}",
             "=r,r,r",
-            [code, high],
+            [code, shift],
             dtype=tl.float16,
             is_pure=True,
             pack=2,
         )
     else:
-        return ((code & 0x7800) == high).to(tl.float16)
+        return (code.to(tl.int32) + shift.to(tl.int32) > 0).to(tl.float16)
 
 
 @triton.jit
-def _hot_columns(code, low, shares, unit, FAST: tl.constexpr):
-    """`512` (as `unit`) or the share of codes (`shares` masks it) in the column of the cell's two lower bits."""
+def _ramps_within(code, shift, BITS: tl.constexpr, FAST: tl.constexpr):
+    """The ramps of the last two bits of cells, as integers."""
     if FAST:
-        code, low = tl.broadcast(code, low)
-        shares, unit = tl.broadcast_to(shares, code.shape), tl.broadcast_to(unit, code.shape)
+        code, shift = tl.broadcast(code, shift)
+        if BITS == 8:
+            what: tl.constexpr = "{.reg .b32 t, l; mov.b32 l, 0x01000100; and.b32 t, $1, 0x03FF03FF; "
+        else:
+            what: tl.constexpr = "{.reg .b32 t, l; mov.b32 l, 0x02000200; and.b32 t, $1, 0x07FF07FF; "
         return tl.inline_asm_elementwise(
-            "{.reg .b32 s, t; and.b32 t, $1, 0x06000600; set.eq.f16x2.f16x2 t, t, $2; "
-            "and.b32 s, $1, $3; or.b32 s, s, $4; mul.f16x2 $0, s, t;}",
-            "=r,r,r,r,r",
-            [code, low, shares, unit],
+            what + "add.s16x2 t, t, $2; min.relu.s16x2 $0, t, l;}",
+            "=r,r,r",
+            [code, shift],
             dtype=tl.float16,
             is_pure=True,
             pack=2,
         )
     else:
-        return tl.where((code & 0x0600) == low, (code & shares) | unit, 0).to(tl.float16)
+        number = (code.to(tl.int32) & ((4 << BITS) - 1)) + shift.to(tl.int32)
+        return tl.minimum(tl.maximum(number, 0), 1 << BITS).to(tl.float16)
 
 
 @triton.jit
 def count_kernel(
     places,
-    bits,
+    steps,
     table,
     length,
     span,
@@ -139,21 +142,21 @@ def count_kernel(
     ROWS: tl.constexpr,
     TURNS: tl.constexpr,
     TOGETHER: tl.constexpr,
+    BITS: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """`table (splits, P * D, G)`, the sums of `ramp_g(place)`, with nine bits behind the point: sums of integers.
+    """`table (splits, P * D, G)`, the sums of `ramp_g(place)`, with BITS behind the point: sums of integers.
 
     A line, TOGETHER of its splits and a block of at most 64 nodes by program, so that places less the first of them
-    have 15 bits. What cells hold, points and shares, is a product on tensor cores: rows that are one at four bits of
-    the cell with columns that hold 512 or the share at the other two. That takes a third of the instructions of 64
-    ramps. `bits` are those of `layout.bits_of_cells`.
+    have 15 bits. It is a product on tensor cores: rows that are one from every fourth node on, with columns that hold
+    the ramps of four cells, and one. The difference of two rows is what four cells hold, to which points beyond them
+    add one each. That takes a sixth of the instructions of 64 ramps. `steps` are those of `layout.steps_of_cells`.
     """
     line, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     base = places + line * length
-    column, node = tl.arange(0, 8)[None, :], tl.arange(0, 64)
+    row, column = tl.arange(0, 16)[:, None], tl.arange(0, 8)[None, :]
     # loaded for the reason that `ramp` has
-    high = tl.load(bits + tl.arange(0, 16)[:, None])
-    low, shares, unit = tl.load(bits + 16 + column), tl.load(bits + 24 + column), tl.load(bits + 32 + column)
+    step, within = tl.load(steps + row), tl.load(steps + 16 + column)
     for turn in range(0, TOGETHER):
         split = tl.program_id(2) * TOGETHER + turn
         stop = tl.minimum((split + 1) * span, length)
@@ -162,20 +165,23 @@ def count_kernel(
             some = tl.zeros((16, 8), tl.float32)
             for first in range(start, tl.minimum(start + ROWS * TURNS, stop), ROWS):
                 n = first + tl.arange(0, ROWS)
+                # what is not there is before all rows but the first, and before all ramps
                 place = tl.load(base + n, mask=n < stop, other=0)
                 if place.dtype != tl.int16:
-                    place = tl.minimum(tl.maximum(place - block * BLOCK, 0.0), 63.998)
+                    # the first step adds one more
+                    place = tl.minimum(tl.maximum(place - block * BLOCK, 0.0), 63.996)
                     place = (place * 512 + 0.5).to(tl.int16)
-                points = _hot_columns(place[:, None], low, shares, unit, FAST)
-                some = tl.dot(_hot_rows(place[None, :], high, FAST), points, some)
+                ramps = _ramps_within(place[:, None], within, BITS, FAST)
+                some = tl.dot(_steps(place[None, :], step, FAST), ramps, some)
             if FAST:
-                some *= 16777216.0
+                # two factors with bits of integers
+                some *= 281474976710656.0
             total += some.to(tl.int32)
-        # by cells: how many points, and the sum of their shares
-        number, share = tl.split(tl.reshape(total, (64, 2)))
-        sums = tl.sum(number, 0) - tl.cumsum(number, 0) + share
-        spot = table + (split.to(tl.int64) * tl.num_programs(0) + line) * G + block * BLOCK + node
-        tl.store(spot, sums * (1.0 / 512), mask=node < tl.where(split < splits, BLOCK, 0))
+        beyond = tl.where(row < 15, tl.gather(total, tl.minimum(row + 1, 15) + 0 * column, 0), 0)
+        sums = total - beyond + tl.sum(tl.where(column == 4, beyond, 0), 1)[:, None]
+        spot = table + (split.to(tl.int64) * tl.num_programs(0) + line) * G + block * BLOCK + row * 4 + column
+        here = (column < tl.where(split < splits, 4, 0)) & (row * 4 < BLOCK)
+        tl.store(spot, sums * (1.0 / (1 << BITS)), mask=here)
 
 
 @triton.jit
@@ -240,7 +246,7 @@ def collect_rows(grid: Grid, places: Places, rows: Tensor, largest: Tensor) -> T
     quick(collect_kernel, grid.launches)[(blocks, problems, splits)](
         places.first,
         places.second,
-        grid.shifts(places.first),
+        grid.shifts(places.first, places.bits),
         rows,
         table,
         largest,
@@ -255,6 +261,7 @@ def collect_rows(grid: Grid, places: Places, rows: Tensor, largest: Tensor) -> T
         CHANNELS=wide,
         EVEN=length % tall == 0 and channels % wide == 0,
         HATS=grid.hats,
+        BITS=places.bits,
         num_warps=8 if narrow else 4,
         num_stages=stages,
         # two blocks a multiprocessor, where that leaves enough
@@ -265,8 +272,8 @@ def collect_rows(grid: Grid, places: Places, rows: Tensor, largest: Tensor) -> T
     return joined_parts(table)
 
 
-def count_ramps(grid: Grid, places: Tensor, chunk: int = 0) -> Tensor:
-    """The sums of ramps at `places (P, D, N)`, `(P, D, GP)`; with nine bits behind the point for 16-bit tensors.
+def count_ramps(grid: Grid, places: Tensor, chunk: int = 0, bits: int = 9) -> Tensor:
+    """The sums of ramps at `places (P, D, N)`, `(P, D, GP)`; with `bits` behind the point for 16-bit tensors.
 
     With a `chunk`, those of every chunk of so many places, `(chunks, P, D, GP)`.
     """
@@ -282,7 +289,7 @@ def count_ramps(grid: Grid, places: Tensor, chunk: int = 0) -> Tensor:
     table = empty(splits, problems, dims, padded, device=places.device)
     quick(count_kernel, grid.launches)[(problems * dims, padded // block, count_blocks(splits, together))](
         places,
-        bits_of_cells(places.device),
+        steps_of_cells(places.device, bits),
         table,
         length,
         span,
@@ -293,6 +300,7 @@ def count_ramps(grid: Grid, places: Tensor, chunk: int = 0) -> Tensor:
         # 4,096 points: sums of at most 21 bits, which tensor cores add up without rounding
         TURNS=4096 // rows,
         TOGETHER=together,
+        BITS=bits,
         FAST=FAST,
         num_warps=1,
         # 0.12 instead of 0.13 ms; of chunks there is nothing to load ahead

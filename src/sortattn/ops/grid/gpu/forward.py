@@ -79,8 +79,8 @@ def collect(grid: Grid, key: Tensor, value: Tensor, weight: Tensor | None, large
     parts = []
     for some in rounds(key, grid.place_type):
         part = grid.some(some)
-        places = locate(part, of_heads(key, some), of_heads(weight, some), grid.place_type)
-        counts = count_ramps(part, places.first)
+        places = locate(part, of_heads(key, some), of_heads(weight, some), grid.place_type, bits=grid.bits(value))
+        counts = count_ramps(part, places.first, bits=places.bits)
         seconds = count_ramps(part, places.second) if grid.formula.exponential else counts
         rows = collect_rows(part, places, of_heads(value, some), of_heads(largest, some))
         parts.append((rows, counts, seconds))

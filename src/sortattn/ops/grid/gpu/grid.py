@@ -80,6 +80,14 @@ class Grid:
         parts = {name: getattr(self, name)[heads] for name in ("nodes", "stats", "bandwidth")}
         return replace(self, **parts, launches=self.launches if alike else None)
 
-    def shifts(self, places: Tensor) -> Tensor:
+    def bits(self, rows: Tensor) -> int:
+        """How many bits behind the point codes have where they multiply rows of this type, see `coarse_ramp`.
+
+        As measured on one H200: with 64 nodes 0.61 instead of 0.71 ms, with 32 nodes 0.41 instead of 0.38.
+        """
+        coarse = rows.dtype == torch.bfloat16 and self.place_type == torch.int16 and self.layout.padded == 64
+        return 8 if coarse and not self.hats else 9
+
+    def shifts(self, places: Tensor, bits: int = 9) -> Tensor:
         """What `ramp` adds to these places."""
-        return shifts(self.layout.padded, places.device, places.dtype)
+        return shifts(self.layout.padded, places.device, places.dtype, bits)

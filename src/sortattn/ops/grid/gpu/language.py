@@ -42,6 +42,29 @@ def ramp(place, shift, FAST: tl.constexpr):
 
 
 @triton.jit
+def coarse_ramp(place, shift, FAST: tl.constexpr):
+    """`ramp` of codes with eight bits behind the point, as bfloat16 from 0 to 4.
+
+    The bits of an integer up to 256 are those of the bfloat16 that is 2^-133 times as large, from which a product makes
+    a number of its usual range. A ramp of nine bits would have to be rounded, by way of float32.
+    """
+    if FAST:
+        place, shift = tl.broadcast(place, shift)
+        return tl.inline_asm_elementwise(
+            "{.reg .b32 t, l, u; mov.b32 l, 0x01000100; mov.b32 u, 0x7F007F00; add.s16x2 t, $1, $2; "
+            "min.relu.s16x2 t, t, l; mul.bf16x2 $0, t, u;}",
+            "=r,r,r",
+            [place, shift],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        number = place.to(tl.int32) + shift.to(tl.int32)
+        return (tl.minimum(tl.maximum(number, 0), 256).to(tl.float32) * (1 / 64)).to(tl.bfloat16)
+
+
+@triton.jit
 def product(weight, rows, total, PRECISION: tl.constexpr, EMULATED: tl.constexpr):
     """`total + weight @ rows` on tensor cores, in the type of the rows; see `unit`. The interpreter has no bfloat16."""
     if weight.dtype == tl.int16:
@@ -54,9 +77,14 @@ def product(weight, rows, total, PRECISION: tl.constexpr, EMULATED: tl.constexpr
 
 
 @triton.jit
-def unit(places):
-    """What a `product` has to be multiplied with, for a pointer to places: codes have weights of 2^-15 for one."""
-    if places.dtype.element_ty == tl.int16:
+def unit(places, BITS: tl.constexpr = 9):
+    """What a `product` has to be multiplied with, for a pointer to places: codes have weights of 2^-15 for one.
+
+    With eight BITS they are those of `coarse_ramp`.
+    """
+    if BITS == 8:
+        return 0.25
+    elif places.dtype.element_ty == tl.int16:
         return 32768.0
     else:
         return 1.0

@@ -51,20 +51,19 @@ class Layout:
 
 
 @kept
-def shifts(padded: int, device: torch.device, kind: torch.dtype) -> Tensor:
+def shifts(padded: int, device: torch.device, kind: torch.dtype, bits: int = 9) -> Tensor:
     """What `ramp` adds for the nodes -1 ... G, then for 0 ... G - 1 with a last one that makes every ramp one."""
     nodes = torch.arange(1, -padded - 1, -1, device="cpu")
     nodes = torch.cat([nodes, nodes[1:-2], nodes[:1]])
-    return (nodes * 512 if kind == torch.int16 else nodes).to(kind).to(device)
+    return (nodes << bits if kind == torch.int16 else nodes).to(kind).to(device)
 
 
 @kept
-def bits_of_cells(device: torch.device) -> Tensor:
-    """For `count_kernel`: of 16 rows the high bits of a code; of eight columns the next bits, a mask and a unit."""
+def steps_of_cells(device: torch.device, bits: int) -> Tensor:
+    """What `count_kernel` adds: for 16 rows, one from every fourth cell on; for eight columns, four ramps and one."""
     rows, columns = (torch.arange(number, device="cpu") for number in (16, 8))
-    share = columns % 2
-    parts = (2048 * rows, 512 * (columns // 2), 511 * share, 512 * (1 - share))
-    return torch.cat(parts).to(torch.int16).to(device)
+    ramps = torch.where(columns < 4, -columns, 1) << bits
+    return torch.cat([1 - (4 * rows << bits), ramps]).to(torch.int16).to(device)
 
 
 def joined_parts(table: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from .grid import Grid
 from .language import STATS, find_bin, load_pair, load_words
 from .launch import quick
-from .layout import LINE, count_blocks
+from .layout import FAST, LINE, count_blocks
 from .record import empty
 from .tables import Places
 
@@ -53,22 +53,136 @@ def _find_cell(x, nodes, index, G: tl.constexpr, GP: tl.constexpr):
 
 
 @triton.jit
-def _find_code(x, nodes, index, G: tl.constexpr, GP: tl.constexpr):
-    """The codes of `x (ROWS, DIMS)` where no bin has two nodes, in one look-up, see `_index`."""
-    per_bin = tl.load(index + 2 * (G - 1))
-    start, slopes = load_words(index + 3 * GP, find_bin(x, tl.load(nodes), per_bin, 4 * GP))
-    distance = x - (start & -64).to(tl.float32, bitcast=True)
+def _find_code(x, index, zero, per_bin, G: tl.constexpr, GP: tl.constexpr, UNIT: tl.constexpr, FAST: tl.constexpr):
+    """The codes of `x (ROWS, DIMS)`, UNIT for a cell, where no bin has two nodes, in one look-up, see `_index`.
+
+    `zero (1, DIMS)` is what `find_bin` adds. All points are bins away from both ends, so that none has to be moved to
+    the first or the last bin; what is no number finds some bin.
+    """
+    own = tl.fma(x, per_bin, zero).to(tl.int32, bitcast=True) & (4 * GP - 1)
+    start, slopes = load_words(index + 3 * GP, own)
+    distance = x - (start & -256).to(tl.float32, bitcast=True)
     slope = tl.where(distance < 0, slopes, slopes >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    # the integer is in the last bits, as in `find_bin`
-    share = tl.fma(distance * per_bin, slope, 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
-    return _bounded((start & 63) * 512 + share, G)
+    # the integer is in the last bits, as in `find_bin`: of these there are 16, in which all else is zero. Slopes are
+    # those of codes with 512 for a cell, and with twice as large a number the last bit is worth two
+    share = tl.fma(distance * per_bin, slope, 12582912.0 * (512 // UNIT)).to(tl.int32, bitcast=True)
+    return _bounded((start * UNIT + share).to(tl.int16), G, UNIT, FAST)
 
 
 @triton.jit
-def _bounded(code, G: tl.constexpr):
+def _bounded(code, G: tl.constexpr, UNIT: tl.constexpr, FAST: tl.constexpr):
     """Codes of cells that there are, whatever x was; not the last 512, so that one more cell does not overflow."""
-    MOST: tl.constexpr = 512 * (G - 1) if G < 64 else 32255
-    return tl.minimum(tl.maximum(code, 0), MOST).to(tl.int16)
+    MOST: tl.constexpr = UNIT * (G - 1) if UNIT * (G - 1) < 32255 else 32255
+    if FAST:
+        return tl.inline_asm_elementwise(
+            "min.relu.s16x2 $0, $1, $2;",
+            "=r,r,r",
+            [code, tl.full(code.shape, MOST, tl.int16)],
+            dtype=tl.int16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        return tl.minimum(tl.maximum(code, 0), MOST).to(tl.int16)
+
+
+@triton.jit
+def _place(
+    points,
+    weight,
+    nodes,
+    stats,
+    tau,
+    places,
+    seconds,
+    lines,
+    length,
+    D: tl.constexpr,
+    G: tl.constexpr,
+    GP: tl.constexpr,
+    ROWS: tl.constexpr,
+    TURNS: tl.constexpr,
+    DIMS: tl.constexpr,
+    EXPONENTIAL: tl.constexpr,
+    MASKED: tl.constexpr,
+    LINES: tl.constexpr,
+    STRETCH: tl.constexpr,
+    CENTRED: tl.constexpr,
+    UNIT: tl.constexpr,
+    FAST: tl.constexpr,
+    CROWDED: tl.constexpr,
+):
+    """What `locate_kernel` does; CROWDED: for codes too by a search, as some bin has two nodes."""
+    problem = tl.program_id(2).to(tl.int64)
+    d = tl.program_id(1) * DIMS + tl.arange(0, DIMS)
+    line = (problem * D + (d if D % DIMS == 0 else tl.where(d < D, d, 0)))[None, :]
+    base, index = nodes + line * GP, stats + (line * STATS + 3) * GP
+    blocks = tl.cdiv(length, ROWS)
+    if not CROWDED:
+        # here and not at every turn: behind a store a compiler has to load again
+        per_bin = tl.load(index + 2 * (G - 1))
+        zero = tl.fma(-tl.load(base), per_bin, 8388608.0)
+    rows_at = points + problem * length * D + d[None, :]
+    n = tl.program_id(0) * TURNS * ROWS + tl.arange(0, ROWS)
+    wanted = (n < length)[:, None] & (d < D)[None, :]
+    following = tl.load(rows_at + n[:, None].to(tl.int64) * D, mask=wanted, other=0.0)
+    # the points of two turns are on their way: those of one are too few bytes for the memory of a large GPU
+    n += ROWS
+    wanted = (n < (length if TURNS > 1 else 0))[:, None] & (d < D)[None, :]
+    after = tl.load(rows_at + n[:, None].to(tl.int64) * D, mask=wanted, other=0.0)
+    for turn in range(0, TURNS):
+        tile = tl.program_id(0) * TURNS + turn
+        n = tile * ROWS + tl.arange(0, ROWS)
+        here = (n < length)[:, None] & (d < D)[None, :]
+        x = following.to(tl.float32)
+        next_ = n + 2 * ROWS
+        wanted = (next_ < tl.where(turn + 2 < TURNS, length, 0))[:, None] & (d < D)[None, :]
+        following = after
+        after = tl.load(rows_at + next_[:, None].to(tl.int64) * D, mask=wanted, other=0.0)
+        # four points of a line a thread, as it is for float32: with the eight that fit for codes it took a third longer
+        out = (problem * D + d)[None, :] * length + tl.max_contiguous(n, 4)[:, None]
+        if MASKED:
+            counts = (tl.load(weight + problem * length + n, mask=n < length, other=0.0) != 0)[:, None]
+        if LINES:
+            if lines.dtype.element_ty == tl.float16:
+                spot, inside = lines + (problem * length + n)[:, None] * D + d[None, :], here
+            else:
+                block = lines + (problem * blocks + tile) * (D * ROWS)
+                spot = block + (d * ROWS)[None, :] + tl.max_contiguous(tl.arange(0, ROWS), 4)[:, None]
+                inside = (d < tl.where(tile < blocks, D, 0))[None, :]
+            point = x
+            if CENTRED:
+                point -= tl.load(base + G // 2)
+            tl.store(spot, (point / tau * STRETCH).to(lines.dtype.element_ty), mask=inside)
+        if not CROWDED:
+            code = _find_code(x, index, zero, per_bin, G, GP, UNIT, FAST)
+        else:
+            cell, start, per_width = _find_cell(x, base, index, G, GP)
+        if places.dtype.element_ty == tl.int16:
+            if CROWDED:
+                # a NaN becomes zero
+                share = tl.minimum(tl.maximum((x - start) * per_width, 0.0), 1.0)
+                code = _bounded((cell * UNIT + (share * UNIT + 0.5).to(tl.int32)).to(tl.int16), G, UNIT, FAST)
+            if MASKED:
+                code = tl.where(counts, code, 0)
+            tl.store(places + out, code, mask=here)
+        else:
+            if EXPONENTIAL:
+                width = tl.load(base + cell + 1) - start
+                distance = tl.minimum(tl.maximum(x - start, 0.0), width)
+                above, below = distance / tau, (width - distance) / tau
+                above, below = sinh_ratio(above, width / tau), sinh_ratio(below, width / tau)
+                rest = tl.minimum(tl.maximum(1 - below, 0.0), 1.0)
+            else:
+                above = tl.maximum((x - start) * per_width, 0.0)
+            above = tl.minimum(above, 1.0)
+            if MASKED:
+                cell, above = tl.where(counts, cell, 0), tl.where(counts, above, 0.0)
+            tl.store(places + out, cell.to(tl.float32) + above, mask=here)
+            if EXPONENTIAL:
+                if MASKED:
+                    rest = tl.where(counts, rest, 0.0)
+                tl.store(seconds + out, cell.to(tl.float32) + rest, mask=here)
 
 
 @triton.jit
@@ -93,6 +207,8 @@ def locate_kernel(
     LINES: tl.constexpr,
     STRETCH: tl.constexpr,
     CENTRED: tl.constexpr,
+    UNIT: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """The cell and the weight of the node above, as one number; for exponentials also one less the weight below.
 
@@ -101,71 +217,17 @@ def locate_kernel(
     and multiplied with STRETCH, go to `lines (P, blocks, D, ROWS)`, zeros behind them, or in float16 to `(P, N, D)`.
     """
     problem = tl.program_id(2).to(tl.int64)
-    d = tl.program_id(1) * DIMS + tl.arange(0, DIMS)
-    line = (problem * D + tl.where(d < D, d, 0))[None, :]
-    base, index = nodes + line * GP, stats + (line * STATS + 3) * GP
-    tau = tl.load(bandwidth + problem)
-    blocks = tl.cdiv(length, ROWS)
-    CODES: tl.constexpr = places.dtype.element_ty == tl.int16
-    crowded = True
-    if CODES:
-        crowded = tl.max(tl.max(tl.load(index + 2 * (G - 1) + 1), 1), 0) > 1
-    rows_at = points + problem * length * D + d[None, :]
-    n = tl.program_id(0) * TURNS * ROWS + tl.arange(0, ROWS)
-    following = tl.load(rows_at + n[:, None] * D, mask=(n < length)[:, None] & (d < D)[None, :], other=0.0)
-    for turn in range(0, TURNS):
-        tile = tl.program_id(0) * TURNS + turn
-        n = tile * ROWS + tl.arange(0, ROWS)
-        here = (n < length)[:, None] & (d < D)[None, :]
-        x = following.to(tl.float32)
-        # the next points are on their way meanwhile
-        next_ = n + ROWS
-        wanted = (next_ < tl.where(turn + 1 < TURNS, length, 0))[:, None] & (d < D)[None, :]
-        following = tl.load(rows_at + next_[:, None].to(tl.int64) * D, mask=wanted, other=0.0)
-        # four points of a line a thread, as it is for float32: with the eight that fit for codes it took a third longer
-        out = (problem * D + d)[None, :] * length + tl.max_contiguous(n, 4)[:, None]
-        if MASKED:
-            counts = (tl.load(weight + problem * length + n, mask=n < length, other=0.0) != 0)[:, None]
-        if LINES:
-            if lines.dtype.element_ty == tl.float16:
-                spot, inside = lines + (problem * length + n)[:, None] * D + d[None, :], here
-            else:
-                block = lines + (problem * blocks + tile) * (D * ROWS)
-                spot = block + (d * ROWS)[None, :] + tl.max_contiguous(tl.arange(0, ROWS), 4)[:, None]
-                inside = (d < tl.where(tile < blocks, D, 0))[None, :]
-            point = x
-            if CENTRED:
-                point -= tl.load(base + G // 2)
-            tl.store(spot, (point / tau * STRETCH).to(lines.dtype.element_ty), mask=inside)
-        if CODES:
-            if crowded:
-                cell, start, per_width = _find_cell(x, base, index, G, GP)
-                # a NaN becomes zero
-                share = tl.minimum(tl.maximum((x - start) * per_width, 0.0), 1.0)
-                code = _bounded(cell * 512 + (share * 512 + 0.5).to(tl.int32), G)
-            else:
-                code = _find_code(x, base, index, G, GP)
-            if MASKED:
-                code = tl.where(counts, code, 0)
-            tl.store(places + out, code, mask=here)
+    what = (points, weight, nodes, stats, tl.load(bandwidth + problem), places, seconds, lines, length)
+    if places.dtype.element_ty == tl.int16:
+        d = tl.minimum(tl.program_id(1) * DIMS + tl.arange(0, DIMS), D - 1)
+        steps = tl.load(stats + ((problem * D + d) * STATS + 3) * GP + 2 * (G - 1) + 1)
+        # a loop for either: in one loop both together would take half as many registers again
+        if tl.max(steps, 0) > 1:
+            _place(*what, D, G, GP, ROWS, TURNS, DIMS, EXPONENTIAL, MASKED, LINES, STRETCH, CENTRED, UNIT, FAST, True)
         else:
-            cell, start, per_width = _find_cell(x, base, index, G, GP)
-            if EXPONENTIAL:
-                width = tl.load(base + cell + 1) - start
-                distance = tl.minimum(tl.maximum(x - start, 0.0), width)
-                above, below = distance / tau, (width - distance) / tau
-                above, below = sinh_ratio(above, width / tau), sinh_ratio(below, width / tau)
-                rest = tl.minimum(tl.maximum(1 - below, 0.0), 1.0)
-            else:
-                above = tl.maximum((x - start) * per_width, 0.0)
-            above = tl.minimum(above, 1.0)
-            if MASKED:
-                cell, above = tl.where(counts, cell, 0), tl.where(counts, above, 0.0)
-            tl.store(places + out, cell.to(tl.float32) + above, mask=here)
-            if EXPONENTIAL:
-                if MASKED:
-                    rest = tl.where(counts, rest, 0.0)
-                tl.store(seconds + out, cell.to(tl.float32) + rest, mask=here)
+            _place(*what, D, G, GP, ROWS, TURNS, DIMS, EXPONENTIAL, MASKED, LINES, STRETCH, CENTRED, UNIT, FAST, False)
+    else:
+        _place(*what, D, G, GP, ROWS, TURNS, DIMS, EXPONENTIAL, MASKED, LINES, STRETCH, CENTRED, UNIT, FAST, True)
 
 
 def locate(
@@ -174,8 +236,12 @@ def locate(
     weight: Tensor | None = None,
     kind: torch.dtype = torch.float32,
     lines: torch.dtype | None = None,
+    bits: int = 9,
 ) -> Places:
-    """The places of `points (P, N, D)`, in float32 or codes; those without weight stand at the first node."""
+    """The places of `points (P, N, D)`, in float32 or codes with so many `bits` behind the point.
+
+    Those without weight stand at the first node.
+    """
     problems, length, dims = points.shape
     first = empty(problems, dims, length, dtype=kind, device=points.device)
     second = empty(*first.shape, dtype=kind, device=points.device) if grid.formula.exponential else first
@@ -189,7 +255,7 @@ def locate(
         shape = (length, dims) if lines == torch.float16 else (blocks, dims, LINE)
         line = empty(problems, *shape, dtype=lines, device=points.device)
     # queries and keys may be as many, but begin at other addresses
-    which = (weight is None, lines, length, points.data_ptr() % 16)
+    which = (weight is None, lines, bits, length, points.data_ptr() % 16)
     quick(locate_kernel, grid.launches, *which)[(count_blocks(blocks, turns), count_blocks(dims, wide), problems)](
         points,
         first if weight is None else weight,
@@ -212,6 +278,8 @@ def locate(
         STRETCH=_LOG2_E if grid.halves and grid.formula.kind == "laplace" else 1.0,
         # of differences alone, float16 has more digits
         CENTRED=lines == torch.float16 and not grid.formula.riesz,
+        UNIT=1 << bits,
+        FAST=FAST,
         num_warps=warps,
     )
-    return Places(first, second, None if lines is None else line)
+    return Places(first, second, None if lines is None else line, bits)

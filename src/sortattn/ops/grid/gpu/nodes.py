@@ -49,8 +49,8 @@ def _index(nodes, bottom, top, out, G: tl.constexpr, POWER: tl.constexpr):
     from `bottom` to `top`. A node below a point is in the same bin or one before it, however both are rounded.
 
     Where no bin has two nodes, the last pairs say all that a code needs: of the node in the bin, or the last one before
-    it, where it stands, in the last six bits which one it is, and as two float16 the slopes of codes on both sides of
-    it, by the width of a bin. Points and nodes in 16 bits have zeros where those six bits are.
+    it, where it stands, in the last eight bits which one it is, and as two float16 the slopes of codes on both sides of
+    it, by the width of a bin. Points and nodes in 16 bits have zeros where those eight bits are.
     """
     GP: tl.constexpr = 1 << POWER
     BINS: tl.constexpr = 4 * GP
@@ -76,7 +76,7 @@ def _index(nodes, bottom, top, out, G: tl.constexpr, POWER: tl.constexpr):
         slope = tl.minimum(per_width / per_bin * 512, 65504.0).to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32)
         right, left = tl.gather(slope, node, 0), tl.gather(slope, tl.maximum(node - 1, 0), 0)
         out = (out + GP).to(tl.pointer_type(tl.int32))
-        tl.store(out + 2 * b, (start & -64) | node)
+        tl.store(out + 2 * b, (start & -256) | node)
         tl.store(out + 2 * b + 1, (left & 0xFFFF) | (right << 16))
 
 

@@ -7,7 +7,7 @@ from .formula import Formula
 from .grid import Grid
 from .language import STATS
 from .launch import Known, quick
-from .layout import INTERPRETED, Layout, count_blocks, power_of_two
+from .layout import FAST, INTERPRETED, Layout, count_blocks, power_of_two
 from .nodes import nodes_kernel
 from .record import empty
 from .survey import ROWS, survey_kernel
@@ -66,6 +66,7 @@ def plan(
         KEY_STRETCHES=_STRETCHES,
         ROWS=ROWS,
         AHEAD=1 if INTERPRETED else 8 if max(length, seen) >= 8192 else 4,
+        FAST=FAST,
     )
     if INTERPRETED:
         # which takes minutes for a sort

@@ -8,6 +8,22 @@ ROWS = 64
 
 
 @triton.jit
+def _extremes(low, high, x, FAST: tl.constexpr):
+    """The extremes so far and those of `x`; a NaN stays."""
+    if FAST and x.dtype == tl.bfloat16:
+        low = tl.inline_asm_elementwise(
+            "min.NaN.bf16x2 $0, $1, $2;", "=r,r,r", [low, x], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+        high = tl.inline_asm_elementwise(
+            "max.NaN.bf16x2 $0, $1, $2;", "=r,r,r", [high, x], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+        return low, high
+    else:
+        low = tl.minimum(low, x, propagate_nan=tl.PropagateNan.ALL)
+        return low, tl.maximum(high, x, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def _look(
     points,
     chosen,
@@ -26,6 +42,7 @@ def _look(
     STRETCHES: tl.constexpr,
     ROWS: tl.constexpr,
     AHEAD: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """The extremes of a stretch of `points (P, length, D)`, or 64 rows of the sample: one part of a side.
 
@@ -41,9 +58,10 @@ def _look(
         stretch = tl.cdiv(rows, STRETCHES)
         start = head * rows + part * stretch
         stop = tl.minimum(start + stretch, (head + 1) * rows)
-        # in the type of the points; a NaN stays, an infinity is an extreme. Not in bfloat16: some versions of Triton
-        # make float32 of it at every step, and bfloat16 again
-        KIND: tl.constexpr = tl.float32 if points.dtype.element_ty == tl.bfloat16 else points.dtype.element_ty
+        # in the type of the points; a NaN stays, an infinity is an extreme. Of bfloat16 some versions of Triton make
+        # float32 at every step, and bfloat16 again: without instructions of our own it is float32 from the start
+        WIDE: tl.constexpr = points.dtype.element_ty == tl.bfloat16 and not FAST
+        KIND: tl.constexpr = tl.float32 if WIDE else points.dtype.element_ty
         low = tl.full((ROWS, DIMS), float("inf"), KIND)
         high = tl.full((ROWS, DIMS), float("-inf"), KIND)
         # without a minimum, where it can be, eight of them are loaded at a time
@@ -55,8 +73,7 @@ def _look(
                 # the last point of the stretch again where there is none
                 row = tl.minimum(row, stop - 1)
                 x = tl.load(base + row[:, None].to(tl.int64) * D + column[None, :]).to(KIND)
-                low = tl.minimum(low, x, propagate_nan=tl.PropagateNan.ALL)
-                high = tl.maximum(high, x, propagate_nan=tl.PropagateNan.ALL)
+                low, high = _extremes(low, high, x, FAST)
         lows, highs = low.to(tl.float32), high.to(tl.float32)
         # what is not finite: a NaN is not equal to itself, and has spread to both
         odd = tl.where((lows > float("-inf")) & (highs < float("inf")), 0, 1)
@@ -108,14 +125,15 @@ def survey_kernel(
     KEY_STRETCHES: tl.constexpr,
     ROWS: tl.constexpr,
     AHEAD: tl.constexpr,
+    FAST: tl.constexpr,
 ):
     """One program: a part of `query (P, length, D)`, which has `parts` of them, or of `key (P, seen, D)`."""
     part = tl.program_id(0)
     if part < parts:
         rows = length // GROUP
         where = (line, flags, part, length, rows, sampled, 0, width)
-        _look(query, chosen, *where, D, DIMS, GROUP, False, STRETCHES, ROWS, AHEAD)
+        _look(query, chosen, *where, D, DIMS, GROUP, False, STRETCHES, ROWS, AHEAD, FAST)
     elif tl.program_id(2) == 0:
         first = sampled + 2 * STRETCHES * GROUP
         where = (line, key_flags, part - parts, seen, seen, key_sampled, first, width)
-        _look(key, chosen, *where, D, DIMS, 1, CHOSEN, KEY_STRETCHES, ROWS, AHEAD)
+        _look(key, chosen, *where, D, DIMS, 1, CHOSEN, KEY_STRETCHES, ROWS, AHEAD, FAST)

@@ -20,6 +20,8 @@ class Places:
     first: Tensor
     second: Tensor
     lines: Tensor | None = None
+    # of codes, behind the point
+    bits: int = 9
 
     @property
     def length(self) -> int:

@@ -6,17 +6,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ....kernels import RIESZ_EPSILON
 from .grid import Grid
 from .language import product, ramp, unit
 from .launch import quick
 from .layout import FAST, channel_block, count_blocks, power_of_two
 from .record import empty
+from .riesz import riesz_levels_kernel
 from .tables import Places
 
 # rows of the tables, keys of a block, warps and stages
 _BLOCK = (128, 128, 4, 3)
 # into which the values are cut for the largest of them
-_PARTS = 16
+_PARTS = 64
 
 
 @triton.jit
@@ -323,6 +325,28 @@ def levels(
     # larger matrices do not fit into shared memory
     block = min(padded, 32)
     normaliser = empty(*counts.shape, 2, device=counts.device)
+    if grid.formula.riesz and changes:
+        quick(riesz_levels_kernel, grid.launches)[(problems * grid.dims,)](
+            counts,
+            counts if whole is None else whole,
+            grid.nodes,
+            grid.stats,
+            grid.bandwidth,
+            grid.formula.kinks,
+            normaliser,
+            grid.formula.jumps,
+            RIESZ_EPSILON,
+            chunks,
+            problems,
+            D=grid.dims,
+            G=grid.layout.count,
+            GP=padded,
+            CHUNK=chunk,
+            CHUNKS=16,
+            MASKED=whole is not None,
+            num_warps=1,
+        )
+        return normaliser
     quick(levels_kernel, grid.launches)[(problems * grid.dims, padded // block)](
         counts,
         seconds,
