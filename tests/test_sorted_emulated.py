@@ -145,11 +145,11 @@ def test_rows_of_16_bits_are_walked_as_they_are(channels, dtype, emulated, monke
 
 
 @pytest.mark.parametrize(
-    ("length", "items", "most"), [(40, 1, 9), (700, 1, 9), (4500, 8, 1)], ids=["short", "long", "merged"]
+    ("length", "items", "most"), [(40, 4, 9), (2100, 4, 9), (4500, 8, 1)], ids=["short", "long", "merged"]
 )
 def test_what_is_no_number_is_found_where_it_is_sorted(length, items, most, emulated, monkeypatch):
     """In queries, keys or values, of lines that are sorted at once, in stretches or in runs that are merged."""
-    monkeypatch.setattr(cuda_sort, "_most_parts", lambda threads, shared: most)
+    monkeypatch.setattr(cuda_sort, "_most_parts", lambda shared: most)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
     monkeypatch.setattr(cuda_sort, "_sorter", lambda count, shared: (256, items))
     given = points("normal", 4, length, length + 9, 2, 8)
@@ -240,11 +240,14 @@ def test_without_atomics_and_in_float64(name, emulated):
     [1, 700, 1500, 4096, 17_000],
     ids=["one", "a_run", "more_keys_a_thread", "a_full_block", "merged_runs"],
 )
-@pytest.mark.parametrize("kind", ["normal", "ties", "equal", "bfloat16", "far", "no_numbers"])
+@pytest.mark.parametrize("kind", ["normal", "ties", "few_ties", "equal", "bfloat16", "far", "no_numbers"])
 def test_lines_are_sorted_and_ties_keep_their_order(kind, count, emulated):
     lines = torch.randn(1, count, 2, generator=torch.Generator().manual_seed(1))
     if kind == "ties":
         lines = (lines * 3).round()
+    if kind == "few_ties":
+        # so few that buckets are not crowded
+        lines = (lines * count / 8).round() / count
     if kind == "equal":
         lines[:] = 1.5
     if kind == "bfloat16":
@@ -261,23 +264,65 @@ def test_lines_are_sorted_and_ties_keep_their_order(kind, count, emulated):
     assert torch.equal(found.places, places)
 
 
-def test_a_long_line_without_many_ties_is_split_and_not_merged(emulated, monkeypatch):
-    class Split(EmulatedKernel):
-        def __init__(self, source, entry, defines=()):
-            super().__init__(source, entry, defines)
-            self.entry = entry
+class Unmerged(EmulatedKernel):
+    """Does nothing for lines that would have to be sorted in runs and merged."""
 
-        def __call__(self, *arguments, **options):
-            if self.entry != "merge_runs":
-                super().__call__(*arguments, **options)
+    def __init__(self, source, entry, defines=()):
+        super().__init__(source, entry, defines)
+        self.entry = entry
 
-    monkeypatch.setattr(launch, "Kernel", Split)
-    lines = torch.randn(1, 40_000, 2, generator=torch.Generator().manual_seed(1))
-    lines[0, 5], lines[0, 17] = lines[0, 30_000], lines[0, 20_000]
-    found = cuda.sort_lines(lines)
+    def __call__(self, *arguments, **options):
+        if self.entry not in ("sort_rest", "merge_runs"):
+            super().__call__(*arguments, **options)
+
+
+def check_sorted(found, lines):
     places, order = lines.transpose(1, 2).sort(dim=-1, stable=True)
     assert torch.equal(found.order, order.int())
     assert torch.equal(found.places, places)
+
+
+# more lines than a block splits at a time, and fewer
+@pytest.mark.parametrize("dims", [2, 11])
+def test_a_long_line_without_many_ties_is_split_and_not_merged(dims, emulated, monkeypatch):
+    monkeypatch.setattr(launch, "Kernel", Unmerged)
+    lines = torch.randn(1, 40_000, dims, generator=torch.Generator().manual_seed(1))
+    lines[0, 5], lines[0, 17] = lines[0, 30_000], lines[0, 20_000]
+    check_sorted(cuda.sort_lines(lines), lines)
+
+
+@pytest.mark.parametrize("spread", [5.0, 40.0], ids=["heavy", "beyond_floats"])
+def test_a_long_line_with_heavy_tails_is_split_and_not_merged(spread, emulated, monkeypatch):
+    """Most of its stretches begin close to each other, as seen from its ends."""
+    monkeypatch.setattr(launch, "Kernel", Unmerged)
+    # crowded stretches are sorted by digits then
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    lines = torch.randn(1, 70_000, 3, generator=torch.Generator().manual_seed(1))
+    lines = (lines.sign() * (spread * lines.abs()).exp()).clamp(-3e38, 3e38)
+    found = cuda.sort_lines(lines)
+    assert torch.equal(found.places, lines.transpose(1, 2).sort(dim=-1).values)
+    assert torch.equal(lines.transpose(1, 2).gather(2, found.order.long()), found.places)
+    assert torch.equal(found.order.sort(dim=-1).values, torch.arange(70_000).int().expand(1, 3, -1))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_what_is_no_number_is_found_among_ties(deterministic, emulated, monkeypatch):
+    """In lines that are not split, if ties keep their order, or have too long a stretch."""
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
+    lines = torch.randn(2, 20_000, 3, generator=torch.Generator().manual_seed(1)).round()
+    lines[1, 7, 2] = math.nan
+    unfit = torch.zeros(2, 1, dtype=torch.int32)
+    cuda_sort.sort_lines(lines, cuda_sort.Look(unfit))
+    assert unfit.tolist() == [[0], [1]]
+
+
+@pytest.mark.parametrize("processors", [1, 2, 5])
+def test_lines_that_are_merged_are_shared_out_among_blocks(processors, emulated, monkeypatch):
+    """Those with many ties, between others."""
+    monkeypatch.setattr(room, "device", lambda device: room.Device(processors, 50 << 20, 227 << 10))
+    lines = torch.randn(2, 40_000, 3, generator=torch.Generator().manual_seed(1))
+    lines[:, :, 1] = lines[:, :, 1].round()
+    check_sorted(cuda.sort_lines(lines), lines)
 
 
 def test_a_gpu_with_little_shared_memory_sorts_shorter_stretches(emulated, monkeypatch):
@@ -300,7 +345,7 @@ def test_a_gpu_with_little_shared_memory_sorts_shorter_stretches(emulated, monke
 
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_a_line_of_more_stretches_than_there_is_room_for_is_merged(most, emulated, monkeypatch):
-    monkeypatch.setattr(cuda_sort, "_most_parts", lambda threads, shared: most)
+    monkeypatch.setattr(cuda_sort, "_most_parts", lambda shared: most)
     lines = torch.randn(2, 40_000, 3, generator=torch.Generator().manual_seed(1))
     found = cuda.sort_lines(lines)
     places, order = lines.transpose(1, 2).sort(dim=-1, stable=True)

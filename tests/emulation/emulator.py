@@ -96,8 +96,10 @@ def _library(source: Path, defines: Defines, twins: str | None) -> ctypes.CDLL:
 
 def _compiled(code: str, name: str) -> ctypes.CDLL:
     """The library of a C++ source, kept for other processes: tests in several of them want the same ones."""
-    # a product and a sum are rounded one by one, as the kernels ask where it matters
+    # a product and a sum are rounded one by one, as the kernels ask where it matters; libraries of the same source do
+    # not share the shared memory of an inline function, which may be larger with other macros
     command = [COMPILER, "-Og", "-march=native", "-ffp-contract=off", "-std=c++17", "-w", "-shared", "-fPIC"]
+    command.append("-fno-gnu-unique")
     headers = [Path(__file__).with_name(name).read_text() for name in ("threads.h", "tiled.h")]
     digest = hashlib.sha256("\n".join([*command, *headers, code]).encode()).hexdigest()[:24]
     folder = Path(__file__).with_name("__pycache__")

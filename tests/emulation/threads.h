@@ -150,6 +150,9 @@ template <typename T> T __reduce_min_sync(unsigned, T x) {
 template <typename T> T __reduce_max_sync(unsigned, T x) {
     return emulator::fold(x, [](T a, T b) { return a < b ? b : a; });
 }
+template <typename T> T __reduce_add_sync(unsigned, T x) {
+    return emulator::fold(x, [](T a, T b) { return a + b; });
+}
 inline unsigned __reduce_or_sync(unsigned, unsigned x) {
     return emulator::fold(x, [](unsigned a, unsigned b) { return a | b; });
 }
@@ -184,6 +187,7 @@ inline float __uint_as_float(unsigned x) { return reinterpret<float>(x); }
 inline unsigned __float_as_uint(float x) { return reinterpret<unsigned>(x); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float __fsub_rn(float a, float b) { return a - b; }
 template <typename T> T min(T a, T b) { return b < a ? b : a; }
 template <typename T> T max(T a, T b) { return a < b ? b : a; }

@@ -18,11 +18,11 @@ SOURCE = Path(__file__).with_name("sort.cu")
 # threads of a block that sorts and keys of each: small blocks, of which a multiprocessor has several, as a block waits
 # for its slowest thread more than once; at most sixteen thousand keys, if there is shared memory for them
 SORTERS = ((256, 4), (256, 8), (256, 16), (512, 16), (1024, 16))
-# places that a block merges; lines and points that one splits, and how many of these a thread has at a time; as in
-# sort.cu
-_MERGED, _SPLIT, _SEGMENT, _SOME = 2048, 4, 16384, 4
-# blocks that merge, at most
-_MERGERS = 1024
+# places that a block merges, as in merge.cu, and blocks that do, at most
+_MERGED, _MERGERS = 2048, 1024
+# threads of a block that splits, the keys of each that are on their way, lines and points of a block, and pieces of a
+# line, as in split.cu
+_SPLITTERS, _SOME, _SPLIT, _SEGMENT, _PIECES = 512, 8, 8, 4096, 256
 # of a long line: keys of a sample for every stretch, and how much shorter than there is room for these are on average,
 # in standard deviations of their length, so that hardly one is too long but for ties; at least so much is filled
 _SAMPLED, _SHORTER, _FILLED = 1600, 4, 0.3
@@ -105,17 +105,17 @@ def _defines(threads: int, items: int, dtype: torch.dtype) -> Defines:
 def _sort_bytes(threads: int, items: int) -> int:
     """The shared memory of a block that sorts, as in sort.cu."""
     length, warps = threads * items, threads // 32
-    return length * 6 + max(length * 2 + threads * 4 + warps * 4, warps * 256 * 2 + (256 + warps) * 4)
+    return max(length * 8 + threads * 4 + warps * 8, length * 6 + warps * 256 * 2 + (256 + warps) * 4)
 
 
-def _split_bytes(parts: int, threads: int) -> int:
+def _split_bytes(parts: int) -> int:
     """The shared memory of a block that splits, beside some words that it has in any case."""
-    return 16 * parts * _SPLIT + 8 * threads * _SOME
+    return 8 * _SPLITTERS * _SOME + 4 * (_PIECES + 1) * _SPLIT + 16 * parts * _SPLIT
 
 
-def _most_parts(threads: int, shared: int) -> int:
+def _most_parts(shared: int) -> int:
     """Of how many stretches a block knows the bounds."""
-    return (shared - 64 - _split_bytes(0, threads)) // (16 * _SPLIT)
+    return (shared - 64 - _split_bytes(0)) // (16 * _SPLIT)
 
 
 def _sort_runs(
@@ -124,7 +124,7 @@ def _sort_runs(
     """Short lines, of two if there are others."""
     heads, count, dims = points.shape
     launch.Kernel(SOURCE, "sort_runs", _defines(threads, items, points.dtype))(
-        (heads * dims * (1 if others is None else 2),), threads, points, others, order, places, None, count, dims, 1,
+        (heads * dims * (1 if others is None else 2),), threads, points, others, order, places, count, dims,
         *look.arguments(), shared=_sort_bytes(threads, items),
     )  # fmt: skip
 
@@ -144,10 +144,12 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor, look: Look) -> N
         sampled = min(length, _SAMPLED * count // length)
         sample = points[:, :: math.ceil(count / sampled)].contiguous()
         filled = max(1 - _SHORTER * math.sqrt(count / (length * sampled)), _FILLED)
-        parts = min(math.ceil(count / (filled * length)), _most_parts(threads, room.device(points.device).shared))
+        parts = min(math.ceil(count / (filled * length)), _most_parts(room.device(points.device).shared))
         shape = (heads, dims, sample.shape[1])
         indices, bounds = (torch.empty(shape, dtype=dtype, device=points.device) for dtype in _PAIR)
         _launch_sort(sample, indices, bounds, _NOWHERE)
+        # blocks that sort side by side
+        at_once = room.device(points.device).processors * (1024 // threads)
         # a line that is longer than all stretches together is left to the merges; its pairs take their turns below
         split = parts * length >= count
         rows = parts if split else runs
@@ -156,33 +158,24 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor, look: Look) -> N
         if split:
             sizes = torch.zeros(heads * dims * parts, dtype=torch.int32, device=points.device)
             launch.Kernel(SOURCE, "split", defines)(
-                (heads * math.ceil(dims / _SPLIT) * math.ceil(count / _SEGMENT),), threads, points, bounds, pairs,
+                (heads * math.ceil(dims / _SPLIT) * math.ceil(count / _SEGMENT),), _SPLITTERS, points, bounds, pairs,
                 sizes, done, count, dims, parts, sample.shape[1], stable, *look.arguments(),
-                shared=_split_bytes(parts, threads),
+                shared=_split_bytes(parts),
             )  # fmt: skip
             launch.Kernel(SOURCE, "sort_parts", defines)(
-                (heads * dims * parts,), threads, pairs, sizes, done, order, places, count, parts, stable, shared=shared
-            )
-            look = _NOWHERE
+                (heads * dims * parts,), threads, pairs, sizes, done, order, places, count, parts, stable, at_once,
+                shared=shared,
+            )  # fmt: skip
         # for lines that are not sorted yet, runs and merged ones take turns in two pairs of buffers, such that the last
         # one is the result
         other = [part.view(dtype)[: order.numel()] for part, dtype in zip(pairs.view(2, -1), _PAIR, strict=True)]
         here, there = (order, places), other
         if math.ceil(math.log2(runs)) % 2:
             here, there = there, here
-        launch.Kernel(SOURCE, "sort_runs", defines)(
-            (heads * dims * runs,),
-            threads,
-            points,
-            None,
-            *here,
-            done,
-            count,
-            dims,
-            runs,
-            *look.arguments(),
-            shared=shared,
-        )
+        launch.Kernel(SOURCE, "sort_rest", defines)(
+            (min(heads * dims * runs, at_once),), threads, points, *here, done, heads * dims, count, dims, runs,
+            *look.arguments(), shared=shared,
+        )  # fmt: skip
         while length < count:
             grid = (min(heads * dims * math.ceil(count / _MERGED), _MERGERS),)
             launch.Kernel(SOURCE, "merge_runs", defines)(grid, 256, *here, *there, done, heads * dims, count, length)

@@ -1,6 +1,6 @@
 // Sorted runs of long lines are merged, where these could not be split.
 //
-// search.cu comes before.
+// sort.cu comes before.
 
 // a thread of a block that merges writes MERGED places
 constexpr int MERGERS = 256;
@@ -75,13 +75,10 @@ __device__ inline void merge_tile(const int *order, const float *places, int *me
 extern "C" __global__ void __launch_bounds__(MERGERS)
     merge_runs(const int *order, const float *places, int *merged_order, float *merged_places, const int *sorted,
                index_t lines, index_t count, index_t length) {
-    // most lines are sorted already, which takes less time to see than a block of its own to begin
-    index_t tiles = (count + TILE - 1) / TILE;
-    for (index_t tile = blockIdx.x; tile < lines * tiles; tile += gridDim.x) {
-        index_t line = tile / tiles, first = line * count;
-        if (sorted[line]) continue;
-        merge_tile(order + first, places + first, merged_order + first, merged_places + first, tile % tiles * TILE,
-                   count, length);
+    for_unsorted(sorted, lines, (count + TILE - 1) / TILE, [&](index_t line, index_t tile) {
+        index_t first = line * count;
+        merge_tile(order + first, places + first, merged_order + first, merged_places + first, tile * TILE, count,
+                   length);
         __syncthreads();
-    }
+    });
 }
