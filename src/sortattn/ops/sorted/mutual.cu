@@ -165,7 +165,9 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             asm volatile("ld.global.L2::cache_hint.v2.f32 {%0, %1}, [%2], %3;"
                          : "=f"(two.x), "=f"(two.y)
                          : "l"(row), "l"(passing()));
-            return Row{two.x, two.y};
+            Row both;
+            both.at[0] = two.x, both.at[VEC > 1] = two.y;
+            return both;
         }
 #endif
         return *row;
