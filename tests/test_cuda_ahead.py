@@ -201,3 +201,10 @@ def test_a_rehearsal_of_classes_meets_their_kernels():
     terms = sortattn.KERNELS["add_bump"].terms()
     met = launch.listed(lambda: cuda_classes.attention(*points, None, terms, 1.0, 1, 0.0))
     assert {"spread", "rank_classes", "arrange", "ascend", "gather"} <= {each.entry for each in met}
+
+
+def test_launches_of_a_graph_are_early_only_where_torch_knows_such_edges(monkeypatch):
+    for version, capturing, early in (("13.0", True, True), ("12.8", True, False), ("12.8", False, True)):
+        monkeypatch.setattr(torch.version, "cuda", version)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda now=capturing: now)
+        assert launch._early_here() == early

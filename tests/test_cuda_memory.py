@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_iter
 
 import sortattn
 from sortattn.cuda import launch
-from sortattn.ops.sorted import api, cuda, room
+from sortattn.ops.sorted import api, cuda, cuda_relay, room
 
 MAIN = ("add_riesz", "add_laplace", "add_bump")
 
@@ -144,3 +144,16 @@ def test_short_lines_are_walked_all_at_once():
     terms = sortattn.KERNELS["add_bump"].terms()
     for backward in (False, True):
         assert cuda.groups(query, key, value, terms, backward=backward) == [slice(0, 48)]
+
+
+@pytest.mark.parametrize(("heads", "length", "size"), [(4096, 128, 64), (1024, 512, 128), (2048, 512, 64)])
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+def test_sums_on_either_side_of_zero_are_counted_for_short_heads(heads, length, size, backward, monkeypatch):
+    """Which many short heads have more of than of anything else."""
+    monkeypatch.setattr(room, "device", lambda device: room.Device(132, 60 << 20, 227 << 10))
+    points = torch.empty(1, 1, 1, device="meta").expand(heads, length, size)
+    terms = sortattn.KERNELS["add_riesz"].terms()
+    largest = max(some.stop - some.start for some in cuda.groups(points, points, points, terms, backward=backward))
+    each = cuda_relay.totals_of(length, size, size, size) * 4 * (1 + backward) + 2 * length * size * 8
+    sums = heads * length * (size + 1) * 4
+    assert largest * each + sums <= max(room.WORKSPACE, 3 * heads * length * size * 4) + room.WORKSPACE // 4

@@ -230,3 +230,22 @@ def test_numbers_made_in_inference_mode_may_be_saved_for_gradients():
         found = formula(KERNELS["add_laplace"], torch.device("cpu"))
     assert not found.numbers.is_inference()
     assert not found.kinks.is_inference()
+
+
+def test_instructions_of_two_integers_are_for_gpus_that_have_them(monkeypatch):
+    from sortattn.ops.grid.gpu import layout
+
+    monkeypatch.setattr(layout, "INTERPRETED", False)
+    for capabilities, fast in (((), True), (((9, 0),), True), (((8, 6),), False), (((12, 0), (8, 0)), False)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda some=capabilities: bool(some))
+        monkeypatch.setattr(torch.cuda, "device_count", lambda some=capabilities: len(some))
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, some=capabilities: some[device])
+        assert layout._fast() == fast
+
+
+def test_a_program_has_no_more_points_than_its_integers_can_count():
+    from sortattn.ops.grid.gpu import layout
+
+    span, splits = layout.split_length(10_000_000, 1000, 256)
+    assert span * 512 < 1 << 31
+    assert span * (splits - 1) < 10_000_000 <= span * splits

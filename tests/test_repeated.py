@@ -1,5 +1,6 @@
 """Calls like one before, whose launches are known, on the CPU with the kernels of the tiled backend emulated."""
 
+import dataclasses
 import gc
 import threading
 import weakref
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 import sortattn
+from sortattn.ops.direct import eager
 from sortattn.ops.tiled import cuda, ordinary, repeated
 
 from .cases import assert_close
@@ -140,6 +142,52 @@ def test_what_the_checks_refuse_is_refused_after_a_call_that_is_equal_to_it(long
         attention(([1.0], *points[1:]), bandwidth=1.0)
     with pytest.raises(ValueError, match="unknown backend"):
         sortattn.kernel_attention(*points, backend="tile", bandwidth=1.0)
+
+
+def test_flags_and_bandwidths_that_are_none_are_refused_on_both_ways(long_ways):
+    points = draw()
+    for _ in range(2):
+        attention(points, is_causal=True, bandwidth=1.0)
+        with pytest.raises(TypeError, match="is_causal"):
+            attention(points, is_causal=1, bandwidth=1.0)
+        with pytest.raises(ValueError, match="bandwidth"):
+            attention(points, bandwidth=float("inf"))
+
+
+def test_a_kernel_that_cannot_be_looked_up_is_served(long_ways):
+    @dataclasses.dataclass
+    class Mine(type(sortattn.KERNELS["add_laplace"])):
+        pass
+
+    points = draw()
+    known = len(repeated._known.launches)
+    wide = (part.double() for part in points)
+    wanted = sortattn.kernel_attention(*wide, "add_laplace", bandwidth=0.7, backend="reference")
+    assert_close(attention(points, Mine(), bandwidth=0.7), wanted, FORWARD[torch.float32])
+    # nor do kernels of users take the place of others
+    assert len(repeated._known.launches) == known
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["object", "name"])
+def test_a_default_bandwidth_that_changes_is_no_constant(named, long_ways, monkeypatch):
+    kernel, points = sortattn.KERNELS["add_laplace"], draw()
+    before = attention(points, kernel.name if named else kernel)
+    monkeypatch.setattr(kernel, "bandwidth", 7.0)
+    after = attention(points, kernel.name if named else kernel)
+    assert not torch.equal(before, after)
+    assert torch.equal(after, attention(points, kernel, bandwidth=7.0))
+
+
+def test_a_call_that_is_traced_is_no_ordinary_one(long_ways):
+    seen = []
+
+    def call(x):
+        seen.append(eager())
+        return x * 2
+
+    torch.jit.trace(call, torch.zeros(3), check_trace=False)
+    assert seen == [False]
+    assert eager()
 
 
 def test_autocast_and_maps_take_the_long_way(long_ways, monkeypatch):

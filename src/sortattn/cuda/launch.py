@@ -57,7 +57,7 @@ class Kernel:
             for part in arguments
         ]
         room.words[: len(words)] = words
-        room.form.set(grid, block, shared, early)
+        room.form.set(grid, block, shared, early and _early_here())
         room.form.stream = torch._C._cuda_getCurrentRawStream(device)
         error = _launcher()(room.form.place, handle, room.places, None)
         if error:
@@ -121,6 +121,12 @@ class _Attribute(ctypes.Structure):
 _EARLY = _Attribute(id=6, value=1)
 
 
+def _early_here() -> bool:
+    """Whether a launch may be early: in a graph that is being captured only if torch, which may look into it, is that
+    of CUDA 13: older ones do not know such an edge."""
+    return int((torch.version.cuda or "0").split(".")[0]) >= 13 or not torch.cuda.is_current_stream_capturing()
+
+
 class _Form(ctypes.Structure):
     """The driver's `CUlaunchConfig`: all about a launch but its kernel and arguments."""
 
@@ -165,6 +171,7 @@ class Prepared:
         self._handle, self._launch = kernel.handle(self._device), _launcher()
         self._form, self._arguments = _Form(), _Arguments(pointers + len(numbers))
         self._form.set(grid, block, shared, early)
+        self._early = early
         self._arguments.words[pointers:] = [_word(part) for part in numbers]
         self._words, self._pointers = self._arguments.words, pointers
         self._all = self._form.place, self._handle, self._arguments.places, None
@@ -173,6 +180,8 @@ class Prepared:
         """On that stream of the device, which must be the current one."""
         self._words[: self._pointers] = pointers
         self._form.stream = stream
+        if self._early:
+            self._form.count = _early_here()
         error = self._launch(*self._all)
         if error:
             self._kernel._again(self._all, self._device, error)

@@ -16,6 +16,7 @@ def eager() -> bool:
     """Whether nothing stands between a call and its tensors, whatever these are."""
     return (
         not torch.compiler.is_compiling()
+        and torch._C._get_tracing_state() is None
         and forward_ad._current_level < 0
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._functorch.peek_interpreter_stack() is None

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...cuda import launch
 from ...kernels import Terms
 from ...validation import working_type
-from . import cuda_mutual, cuda_trade, room
+from . import cuda_mutual, cuda_relay, cuda_trade, room
 from .cuda_sort import Lines, sort_both, sort_lines
 from .cuda_walk import Walk, width_of
 from .lines import Bandwidth
@@ -69,6 +69,10 @@ def _groups(
     lines = (rows + columns) * dims * (4 + size + size * along)
     sources = rows + columns if together else max(rows, columns) if backward else columns
     moments = size * tracks.number * tracks.moments(sources, dims, width, stride)
+    if tracks.folded > 0:
+        # or the sums of all rows on either side of zero, of both kinds if they are walked together
+        halves = cuda_relay.totals_of(columns, dims, width, stride)
+        moments = max(moments, size * (halves + together * cuda_relay.totals_of(rows, dims, width, stride)))
     if traded:
         moments += size * cuda_trade.totals_of(columns, dims, width, stride)
     # rows are copied where warps take more channels than there are

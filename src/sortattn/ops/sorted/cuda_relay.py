@@ -84,13 +84,18 @@ def rounds_of(walk: "Walk", head: int) -> list[tuple[int, int]]:
 def halves_of(walk: "Walk", defines: Defines, alls: Tensor | None = None) -> tuple[Tensor, int]:
     """The sums of all rows on either side of zero, in so many chunks; and of all, into `alls`."""
     chunks = chunks_of(walk)
-    totals = walk.empty(walk.parts * chunks * 2 * walk.dims * (walk.width + 1))
+    totals = walk.empty(totals_of(walk.count, walk.dims, walk.width, walk.stride))
     parts = walk.parts * max(1, walk.width // _COLUMNS)
     launch.Kernel(HALVES, "sum_halves", defines)(
         (walk.problems * chunks * math.ceil(walk.dims / _DIMS), parts), _THREADS, walk.sources.points, walk.rows,
         walk.extra, totals, alls, walk.problems, walk.count, walk.dims, chunks,
     )  # fmt: skip
     return totals, chunks
+
+
+def totals_of(count: int, dims: int, width: int, stride: int) -> int:
+    """Numbers that these take for a head."""
+    return stride // width * min(count, _CHUNKS) * 2 * dims * (width + 1)
 
 
 def chunks_of(walk: "Walk") -> int:

@@ -1,7 +1,8 @@
 // The sums of all rows on either side of zero in every dimension, with which walks of a folded line begin.
 //
 // That is a product of two matrices: whether a coordinate is above zero, or below, and the rows. Tensor cores have it,
-// of rows that are cut into three numbers of eight digits each, which are exact, as ones and zeros are.
+// of rows that are cut into three numbers of eight digits each, which are exact, as ones and zeros are, but for rows
+// below 1e-33, whose last digits bfloat16 does not have.
 //
 // Macros: those of given.cu.
 

@@ -97,7 +97,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     for (int i = threadIdx.x % 32; i < part; i += 32) before += sizes[blockIdx.x - part + i];
     // of the block that takes this one's place
     int next = blockIdx.x + ahead < gridDim.x ? min(sizes[blockIdx.x + ahead], RUN) : 0;
-    if (!sorted[line]) return;
+    // by all threads alike: other blocks of the line may change it
+    if (__syncthreads_or(!sorted[line])) return;
     pairs += index_t(blockIdx.x) * RUN;
     // where they will be in the end
     int *indices = reinterpret_cast<int *>(shared) + RUN;

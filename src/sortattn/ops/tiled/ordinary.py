@@ -1,6 +1,7 @@
 """Attention of ordinary eager calls on CUDA devices, as one node of autograd without a view: each of these takes the
 host a good part of the time that the GPU takes for a short sequence."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -25,7 +26,7 @@ def problem(
     enable_gqa: bool,
 ) -> Problem | None:
     """The call with its leading dimensions as they are, if nothing in it needs care; None says nothing against it."""
-    if key_mask is not None or enable_gqa or kernel.name not in KERNELS:
+    if key_mask is not None or enable_gqa or kernel.name not in KERNELS or type(is_causal) is not bool:
         return None
     if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
         return None
@@ -46,7 +47,7 @@ def problem(
     if not alike or not plain(query, key, value):
         return None
     tau = kernel.default_bandwidth(shape[-1]) if bandwidth is None else bandwidth
-    if type(tau) not in (float, int) or not tau > 0:
+    if type(tau) not in (float, int) or not 0 < tau < math.inf:
         return None
     return Problem(query, key, value, None, float(tau), is_causal, 1, shape[:-2], dtype)
 

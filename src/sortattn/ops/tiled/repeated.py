@@ -33,9 +33,12 @@ _known = _Known()
 def _look(query, key, value, kernel, bandwidth, is_causal, backend) -> tuple:
     """All that is the same in calls that are served alike, but where the tensors lie and what torch is about to do."""
     learning = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    named = KERNELS[kernel] if type(kernel) is str else kernel
+    # the kernel's own bandwidth, which may be changed, where none is given
+    tau = named.bandwidth if bandwidth is None else bandwidth
     return (
-        kernel, bandwidth, type(bandwidth), is_causal, backend, get_precision(), learning, type(query), type(key),
-        type(value), query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype, query.device,
+        named, tau, type(bandwidth), type(is_causal), is_causal, backend, get_precision(), learning, type(query),
+        type(key), type(value), query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype, query.device,
         key.device, value.device,
     )  # fmt: skip
 
@@ -46,7 +49,7 @@ def attention(
     """`y_m = sum_n Phi(q_m, k_n) v_n / sum_n Phi(q_m, k_n)`, if there was such a call; None says nothing about it."""
     try:
         launch = _known.launches.get(_look(query, key, value, kernel, bandwidth, is_causal, backend))
-    except (AttributeError, TypeError):
+    except (AttributeError, KeyError, TypeError):
         # the checks say what is wrong with it
         return None
     if launch is None or not eager() or torch.is_autocast_enabled("cuda"):
@@ -62,6 +65,10 @@ def remember(
     backend: str, problem: Problem,
 ) -> None:  # fmt: skip
     """Keep the launches of a call that `ordinary` has served as this problem, if it may come again."""
+    named = KERNELS.get(kernel) if type(kernel) is str else kernel
+    # a kernel that only has the name of another may be changed, and need not have a hash
+    if type(is_causal) is not bool or named is not KERNELS.get(getattr(named, "name", None)):
+        return
     given = problem.query is query and problem.key is key and problem.value is value
     if not (given and query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
         return
@@ -78,8 +85,7 @@ def _launch(
     query: Tensor, key: Tensor, value: Tensor, kernel: str | Kernel, is_causal: bool, tau: float
 ) -> Callable[[int, Tensor, Tensor, Tensor], Tensor] | None:
     name = kernel if isinstance(kernel, str) else kernel.name
-    # a kernel that only has the name of another may be changed, as may a flag that is something else
-    if kernel not in (name, KERNELS[name]) or type(is_causal) is not bool or not (query.numel() and value.numel()):
+    if not (query.numel() and value.numel()):
         return None
     options = tau, name, is_causal, 1, True, query.itemsize == 2
     inputs = Inputs(query, key, value, None, None, None, *options)

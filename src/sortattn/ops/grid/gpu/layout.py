@@ -12,12 +12,24 @@ from ....cuda.constants import kept
 from .language import ramp
 
 INTERPRETED = isinstance(ramp, InterpretedFunction)
-# two integers of 16 bits in one instruction
-FAST = not INTERPRETED and torch.version.hip is None
-# points of a block of lines, see `Places`
-LINE = 64
 # programs that keep a large GPU busy
 _BUSY = 528
+# points of a program, at most: their codes, of 9 bits and one, are summed in integers of 32
+_LONGEST = 1 << 21
+
+
+def _fast() -> bool:
+    """Whether all GPUs have instructions for two integers of 16 bits: compute capability 9.0 on; or there are none."""
+    if INTERPRETED or torch.version.hip is not None:
+        return False
+    devices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    return all(torch.cuda.get_device_capability(device) >= (9, 0) for device in devices)
+
+
+# two integers of 16 bits in one instruction
+FAST = _fast()
+# points of a block of lines, see `Places`
+LINE = 64
 
 
 @dataclass(frozen=True)
@@ -104,5 +116,5 @@ def registers(number: int) -> dict:
 def split_length(length: int, programs: int, least: int) -> tuple[int, int]:
     """How many points a program takes, a multiple of `least`, and how many of them take one line."""
     splits = max(1, min(_BUSY // max(programs, 1), length // 1024))
-    span = math.ceil(math.ceil(length / splits) / least) * least
+    span = math.ceil(min(math.ceil(length / splits), _LONGEST) / least) * least
     return span, math.ceil(length / span)
