@@ -44,6 +44,7 @@ def driver(monkeypatch):
     monkeypatch.setattr(launch, "_launcher", lambda: driver)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: STREAM + device, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return driver
 
 
