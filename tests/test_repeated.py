@@ -21,10 +21,8 @@ pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs g++ on Linux, and i
 
 
 @pytest.fixture
-def long_ways(device, monkeypatch):
+def long_ways(cpu_only, monkeypatch):
     """How many calls have been looked at afresh, on a CPU that takes the way of CUDA devices."""
-    if device != "cpu":
-        pytest.skip("a CUDA device needs no emulation")
     emulate(monkeypatch)
     counted, honest = [], ordinary.problem
 

@@ -67,7 +67,7 @@ def remember(
     """Keep the launches of a call that `ordinary` has served as this problem, if it may come again."""
     named = KERNELS.get(kernel) if type(kernel) is str else kernel
     # a kernel that only has the name of another may be changed, and need not have a hash
-    if type(is_causal) is not bool or named is not KERNELS.get(getattr(named, "name", None)):
+    if named is not KERNELS.get(getattr(named, "name", None)):
         return
     given = problem.query is query and problem.key is key and problem.value is value
     if not (given and query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
@@ -78,13 +78,12 @@ def remember(
     if len(launches) >= _MOST:
         launches.clear()
     # None for a call that has to be looked at every time
-    launches[look] = _launch(query, key, value, kernel, is_causal, problem.bandwidth)
+    launches[look] = _launch(query, key, value, named.name, is_causal, problem.bandwidth)
 
 
 def _launch(
-    query: Tensor, key: Tensor, value: Tensor, kernel: str | Kernel, is_causal: bool, tau: float
+    query: Tensor, key: Tensor, value: Tensor, name: str, is_causal: bool, tau: float
 ) -> Callable[[int, Tensor, Tensor, Tensor], Tensor] | None:
-    name = kernel if isinstance(kernel, str) else kernel.name
     if not (query.numel() and value.numel()):
         return None
     options = tau, name, is_causal, 1, True, query.itemsize == 2
