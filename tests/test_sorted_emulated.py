@@ -68,23 +68,6 @@ def test_sums_and_gradients_match_the_definition(name, shape, kind, emulated, mo
         assert error < (2e-6 if part in ("output", "value") else 1e-5), (part, error)
 
 
-@pytest.mark.parametrize("kind", ["normal", "ties", "few ties", "same"])
-@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump"])
-def test_gradients_are_made_along_lines_where_the_cache_is_small(name, kind, emulated, monkeypatch):
-    """And put to their places afterwards; by whole tracks and by runs of them."""
-    entries = []
-    monkeypatch.setattr(launch, "Kernel", listing(entries))
-    monkeypatch.setattr(room, "device", lambda device: room.Device(1, 1, 227 << 10))
-    monkeypatch.setattr(cuda_walk, "_SHORT", 32)
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
-    for shape in ((1, 150, 600, 1, 64), (2, 90, 70, 3, 40)):
-        given = points(kind, *shape)
-        expected = outcome(KERNELS[name], given, "reference", torch.float64)
-        for got, wanted in zip(outcome(KERNELS[name], given, "sorted", torch.float32), expected, strict=True):
-            assert (got - wanted).norm() < 1e-5 * wanted.norm()
-    assert {"deliver", "settle"} <= set(entries)
-
-
 @pytest.mark.parametrize("jumps", [False, True], ids=["continuous", "jumps"])
 @pytest.mark.parametrize("kind", ["normal", "ties", "few ties"])
 def test_kernels_with_many_nodes_match_the_definition(kind, jumps, emulated, monkeypatch):

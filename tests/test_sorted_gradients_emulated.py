@@ -5,11 +5,11 @@ import torch
 
 import sortattn
 from sortattn.cuda import launch
-from sortattn.ops.sorted import cuda_chain, cuda_trade, cuda_walk
+from sortattn.ops.sorted import cuda_chain, cuda_trade, cuda_walk, room
 
 from .cases import CASES
 from .emulation.emulator import AVAILABLE, listing
-from .emulation.walks import emulate, outcome, points
+from .emulation.walks import KERNELS, emulate, outcome, points
 
 pytestmark = [
     pytest.mark.skipif(not AVAILABLE, reason="the emulator is compiled with g++ on Linux"),
@@ -113,3 +113,20 @@ def test_a_wide_bandwidth_costs_no_digits_of_a_slope(name, emulated, monkeypatch
     expected = outcome(kernel, given, "reference", torch.float64, bandwidth=1000.0)
     for got, wanted in zip(outcome(kernel, given, "sorted", torch.float32, 1000.0), expected, strict=True):
         assert (got - wanted).norm() <= 1e-6 * wanted.norm()
+
+
+@pytest.mark.parametrize("kind", ["normal", "ties", "few ties", "same"])
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump"])
+def test_gradients_are_made_along_lines_where_the_cache_is_small(name, kind, emulated, monkeypatch):
+    """And put to their places afterwards; by whole tracks and by runs of them."""
+    entries = []
+    monkeypatch.setattr(launch, "Kernel", listing(entries))
+    monkeypatch.setattr(room, "device", lambda device: room.Device(1, 1, 227 << 10))
+    monkeypatch.setattr(cuda_walk, "_SHORT", 32)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    for shape in ((1, 150, 600, 1, 64), (2, 90, 70, 3, 40)):
+        given = points(kind, *shape)
+        expected = outcome(KERNELS[name], given, "reference", torch.float64)
+        for got, wanted in zip(outcome(KERNELS[name], given, "sorted", torch.float32), expected, strict=True):
+            assert (got - wanted).norm() < 1e-5 * wanted.norm()
+    assert {"deliver", "settle"} <= set(entries)
