@@ -8,7 +8,18 @@ import torch
 
 import sortattn
 from sortattn.cuda import launch
-from sortattn.ops.sorted import cuda, cuda_chain, cuda_mutual, cuda_relay, cuda_sort, cuda_trade, cuda_walk, room, sign
+from sortattn.ops.sorted import (
+    cuda,
+    cuda_chain,
+    cuda_coil,
+    cuda_mutual,
+    cuda_relay,
+    cuda_sort,
+    cuda_trade,
+    cuda_walk,
+    room,
+    sign,
+)
 from sortattn.ops.sorted.api import _derivative
 from sortattn.ops.sorted.tracks import tracks_of
 
@@ -80,6 +91,18 @@ def test_relays_compile(width, passing, architecture):
         code = machine_code(cuda_relay.HALVES, defines, architecture)
         for entry in (b"sum_halves", b"fill"):
             assert entry in code
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("width", "passing"), [(32, True), (64, False), (64, True)])
+def test_walks_around_wound_lines_compile(width, passing, architecture):
+    walking = next(all_defines(KERNELS["add_bump"].terms(), width=width, passing=passing))
+    defines = *cuda_relay.defines_of(walking, cuda_coil._WARPS, 1 + (width == 64)), ("CELLS", cuda_coil.CELLS)
+    assert b"coil" in machine_code(cuda_coil.SOURCE, defines, architecture)
+    code = machine_code(cuda_coil.WHOLE, defines, architecture)
+    for entry in (b"begin_cells", b"add_cells"):
+        assert entry in code
+    assert b"wind" in machine_code(cuda_coil.WINDING, (("CELLS", cuda_coil.CELLS),), architecture)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -174,10 +197,12 @@ def test_all_that_a_call_of_a_sign_sum_launches_compiles(architecture, dtype, mo
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_sorts_compile(architecture):
-    for sorter in cuda_sort.SORTERS:
-        assert b"sort_runs" in machine_code(cuda_sort.SOURCE, cuda_sort._defines(*sorter, torch.float32), architecture)
-    for dtype in (torch.float16, torch.bfloat16):
-        assert b"sort_runs" in machine_code(cuda_sort.SOURCE, cuda_sort._defines(*sorter, dtype), architecture)
+    kinds = [(sorter, torch.float32, wound) for sorter in cuda_sort.SORTERS for wound in (False, True)]
+    kinds += [(cuda_sort.SORTERS[-1], dtype, False) for dtype in (torch.float16, torch.bfloat16)]
+    for sorter, dtype, wound in kinds:
+        code = machine_code(cuda_sort.SOURCE, cuda_sort._defines(*sorter, dtype, wound), architecture)
+        for entry in (b"sort_runs", b"split", b"sort_parts", b"sort_rest", b"merge_runs"):
+            assert entry in code
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -265,7 +290,7 @@ def test_without_atomics_two_warps_that_run_at_a_time_have_different_targets(nam
 
         def __call__(self, grid, block, *arguments, shared=0):
             if self.entry == "walk":
-                launches.append((self.defines, grid[1], arguments[15:17], arguments[-2]))
+                launches.append((self.defines, grid[1], arguments[15:17], arguments[-3]))
 
     on_a_gpu(monkeypatch, Recorder)
     terms = KERNELS[name].terms()

@@ -67,9 +67,10 @@ struct Buckets {
     float low, scale;
     // of every cell: how many buckets it has, and above the lower sixteen bits twice the place of its middle
     const word *cells;
+    Keys keys;
 
     // in cells; rounded alike wherever it is computed
-    __device__ float where(float x) const { return __fmul_rn(x - low, scale); }
+    __device__ float where(float x) const { return __fmul_rn(keys.along(x) - low, scale); }
     // the closest cell, as a float that is UNIT more
     __device__ static float closest(float where) { return __fadd_rn(where, UNIT); }
     __device__ static int integer(float more) { return int(__float_as_uint(more) - UNIT_BITS); }
@@ -185,7 +186,7 @@ template <int MANY> struct Neighbours {
 // but written behind the first RUN numbers, if a bucket is crowded or if they have `few` digits and may be sorted by
 // these.
 template <typename F> __device__ bool sort_by_buckets(const float (&key)[ITEMS], int number, bool few, char *shared,
-                                                      int *order, float *places, F point) {
+                                                      int *order, float *places, F point, const Keys &lines) {
     float *keys = reinterpret_cast<float *>(shared);
     int *indices = reinterpret_cast<int *>(keys + RUN);
     word *cells = reinterpret_cast<word *>(indices + RUN);
@@ -198,7 +199,8 @@ template <typename F> __device__ bool sort_by_buckets(const float (&key)[ITEMS],
     cells[threadIdx.x] = 0;
     float least, most;
     if (!find_ends(key, number, few, reinterpret_cast<word *>(totals), least, most)) return false;
-    Buckets bucket = {least, float(CELLS - 1) / (most - least), cells};
+    float low = lines.along(least);
+    Buckets bucket = {low, float(CELLS - 1) / (lines.along(most) - low), cells, lines};
     // all keys equal, or too far apart for a float
     if (!(bucket.scale > 0.0f && bucket.scale < 1e30f)) return false;
 

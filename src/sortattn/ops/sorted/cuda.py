@@ -10,7 +10,7 @@ from torch import Tensor
 from ...cuda import launch
 from ...kernels import Terms
 from ...validation import working_type
-from . import cuda_mutual, cuda_relay, cuda_trade, room
+from . import cuda_coil, cuda_mutual, cuda_relay, cuda_trade, room
 from .cuda_sort import Lines, sort_both, sort_lines
 from .cuda_walk import Walk, width_of
 from .lines import Bandwidth
@@ -75,6 +75,8 @@ def _groups(
         moments = max(moments, size * (halves + together * cuda_relay.totals_of(rows, dims, width, stride)))
     if traded:
         moments += size * cuda_trade.totals_of(columns, dims, width, stride)
+    if not backward and cuda_coil.pitch(tracks):
+        moments += size * cuda_coil.room_of(dims, width, stride)
     # rows are copied where warps take more channels than there are
     copies = (stride > channels) * (rows + 2 * columns if backward else rows + columns)
     inputs = problems * ((rows + columns) * dims + columns * channels) * size
@@ -105,8 +107,15 @@ def _sums(
 ) -> tuple[Tensor, Tensor]:
     """What is no finite number among queries and keys is counted in `unfit (P, group)`, but for float64."""
     parts = groups(query, key, value, terms, kept=kept)
+    tracks = tracks_of(terms, False)
+    wound = cuda_coil.serves(tracks, query, key, value)
+
+    def sort(some: slice, looked: Tensor | None, tau: Bandwidth) -> tuple[Lines, Lines]:
+        around = cuda_coil.wind(tracks, key[some], query[some], tau) if wound else None
+        return sort_both(key[some], query[some], looked, around)
+
     # at once, so that the GPU is busy while the host goes on
-    lines = sort_both(key, query, unfit) if len(parts) == 1 else None
+    lines = sort(slice(None), unfit, bandwidth) if len(parts) == 1 else None
     dtype, (problems, rows, _) = working_type(query.dtype), query.shape
     sums = torch.empty(problems, rows, value.shape[2], dtype=dtype, device=query.device)
     total = torch.empty(problems, rows, dtype=dtype, device=query.device)
@@ -118,7 +127,7 @@ def _sums(
         tau = bandwidth if isinstance(bandwidth, float) else bandwidth[some]
         # without a name they are gone before the next group is sorted
         scatter(
-            *sort_both(key[some], query[some], looked), value[some], extra, terms, tau, False,
+            *sort(some, looked, tau), value[some], extra, terms, tau, False,
             into=(sums[some], total[some]),
         )  # fmt: skip
     return sums, total

@@ -55,24 +55,24 @@ def warps_of(width: int, size: int) -> int:
     return _NARROW_WARPS if width * size <= 128 else WARPS
 
 
-def teams_of(walk: "Walk", head: int, warps: int, most: int = 6) -> int:
-    """Blocks of a multiprocessor: several, if the rows of the heads that are then walked at a time take half the cache.
+def teams_of(walk: "Walk", head: int, warps: int, most: int = 6, tracks: int = 0, share: float = 0.5) -> int:
+    """Blocks of a multiprocessor: several, if the heads that are then walked at a time take no more of the cache.
 
     Smaller ones wait less: at 2,048 points a forward pass takes 0.96 ms with six of 4 warps and 1.13 with two of 12.
     """
     processors, cache, _ = room.device(walk.rows.device)
-    heads = processors / (walk.tracks.number * walk.dims)
-    fitting = (teams for teams in range(most, 1, -1) if warps % teams == 0 and teams * heads * head <= cache / 2)
+    heads = processors / ((tracks or walk.tracks.number) * walk.dims)
+    fitting = (teams for teams in range(most, 1, -1) if warps % teams == 0 and teams * heads * head <= share * cache)
     return next(fitting, 1)
 
 
-def rounds_of(walk: "Walk", head: int) -> list[tuple[int, int]]:
+def rounds_of(walk: "Walk", head: int, tracks: int = 0) -> list[tuple[int, int]]:
     """The first head of every launch, and how many: as few as fill the GPU, if the cache has no room for one more.
 
     Else blocks of two heads would be there at a time, which take 61 instead of 51 ms of 131,072 points.
     """
     processors, cache, _ = room.device(walk.rows.device)
-    tracks = walk.tracks.number * walk.dims * walk.parts
+    tracks = (tracks or walk.tracks.number) * walk.dims * walk.parts
     together = max(1, processors // tracks)
     waves = together * tracks / processors
     # such that no multiprocessor waits long for the last ones of a launch

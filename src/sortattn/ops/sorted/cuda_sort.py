@@ -37,6 +37,8 @@ class Lines(NamedTuple):
     order: Tensor
     # as they were, `(P, N, D)`
     points: Tensor
+    # `(P, D, 4)`, see wind.cu: places of lines that are wound are words
+    windings: Tensor | None = None
 
 
 class Look(NamedTuple):
@@ -55,8 +57,8 @@ class Look(NamedTuple):
 _NOWHERE = Look()
 
 
-def sort_lines(points: Tensor, look: Look = _NOWHERE) -> Lines:
-    """Every dimension of `points (P, N, D)` in order; float64 is not looked at."""
+def sort_lines(points: Tensor, look: Look = _NOWHERE, windings: Tensor | None = None) -> Lines:
+    """Every dimension of `points (P, N, D)` in order; float64 is not looked at, nor wound."""
     problems, count, dims = points.shape
     order = torch.empty(problems, dims, count, dtype=torch.int32, device=points.device)
     places = torch.empty(order.shape, dtype=working_type(points.dtype), device=points.device)
@@ -65,29 +67,32 @@ def sort_lines(points: Tensor, look: Look = _NOWHERE) -> Lines:
     each = 0 if short else 4 * places.element_size() * count * dims
     for some in room.groups(problems, each, max(room.WORKSPACE // 4, places.numel() * places.element_size())):
         if places.dtype == torch.float32 and points.numel():
-            _launch_sort(points[some], order[some], places[some], look.some(some))
+            around = None if windings is None else windings[some]
+            _launch_sort(points[some], order[some], places[some], look.some(some), around)
             continue
         if points.is_meta:
             continue
         # what is no finite number stands at zero, as in the kernels; adding zero turns -0.0 into 0.0
         lines = points[some].nan_to_num(0.0, 0.0, 0.0).add_(0.0).transpose(1, 2).contiguous()
         places[some], order[some] = lines.sort(dim=-1, stable=True)
-    return Lines(places, order, points)
+    return Lines(places, order, points, windings)
 
 
-def sort_both(points: Tensor, others: Tensor, unfit: Tensor | None = None) -> tuple[Lines, Lines]:
+def sort_both(
+    points: Tensor, others: Tensor, unfit: Tensor | None = None, windings: Tensor | None = None
+) -> tuple[Lines, Lines]:
     """The same of two, by one kernel if they are short and alike; the others have shares for every place of a group."""
     look = Look(unfit, 0 if unfit is None else others.shape[1] // unfit.shape[1])
     problems, count, dims = points.shape
     alike = points.shape == others.shape and points.dtype == others.dtype and points.numel()
     threads, items = _sorter(count, room.device(points.device).shared)
     if not alike or points.dtype == torch.float64 or count > threads * items:
-        return sort_lines(points, Look(unfit)), sort_lines(others, look)
+        return sort_lines(points, Look(unfit), windings), sort_lines(others, look, windings)
     shape = (2, problems, dims, count)
     order, places = (torch.empty(shape, dtype=dtype, device=points.device) for dtype in _PAIR)
     with launch.on(points.device):
-        _sort_runs(points, others, order, places, threads, items, look)
-    return Lines(places[0], order[0], points), Lines(places[1], order[1], others)
+        _sort_runs(points, others, order, places, threads, items, look, windings)
+    return Lines(places[0], order[0], points, windings), Lines(places[1], order[1], others, windings)
 
 
 # next to a short call it takes its time
@@ -98,8 +103,8 @@ def _sorter(count: int, shared: int) -> tuple[int, int]:
     return next((sorter for sorter in fitting if count <= math.prod(sorter)), fitting[-1])
 
 
-def _defines(threads: int, items: int, dtype: torch.dtype) -> Defines:
-    return ("THREADS", threads), ("ITEMS", items), *narrow(dtype)
+def _defines(threads: int, items: int, dtype: torch.dtype, wound: bool) -> Defines:
+    return ("THREADS", threads), ("ITEMS", items), *((("WOUND", 1),) if wound else ()), *narrow(dtype)
 
 
 def _sort_bytes(threads: int, items: int) -> int:
@@ -119,25 +124,32 @@ def _most_parts(shared: int) -> int:
 
 
 def _sort_runs(
-    points: Tensor, others: Tensor | None, order: Tensor, places: Tensor, threads: int, items: int, look: Look
+    points: Tensor,
+    others: Tensor | None,
+    order: Tensor,
+    places: Tensor,
+    threads: int,
+    items: int,
+    look: Look,
+    windings: Tensor | None,
 ) -> None:
     """Short lines, of two if there are others."""
     heads, count, dims = points.shape
-    launch.Kernel(SOURCE, "sort_runs", _defines(threads, items, points.dtype))(
+    launch.Kernel(SOURCE, "sort_runs", _defines(threads, items, points.dtype, windings is not None))(
         (heads * dims * (1 if others is None else 2),), threads, points, others, order, places, count, dims,
-        *look.arguments(), shared=_sort_bytes(threads, items),
+        *look.arguments(), windings, shared=_sort_bytes(threads, items),
     )  # fmt: skip
 
 
-def _launch_sort(points: Tensor, order: Tensor, places: Tensor, look: Look) -> None:
+def _launch_sort(points: Tensor, order: Tensor, places: Tensor, look: Look, windings: Tensor | None) -> None:
     heads, count, dims = points.shape
     threads, items = _sorter(count, room.device(points.device).shared)
     length, shared = threads * items, _sort_bytes(threads, items)
     runs = math.ceil(count / length)
-    defines = _defines(threads, items, points.dtype)
+    defines = _defines(threads, items, points.dtype, windings is not None)
     with launch.on(points.device):
         if runs == 1:
-            _sort_runs(points, None, order, places, threads, items, look)
+            _sort_runs(points, None, order, places, threads, items, look, windings)
             return
         # for the sake of bitwise equal sums equal keys keep their order, which takes merges where there are many
         stable = int(torch.are_deterministic_algorithms_enabled())
@@ -147,7 +159,7 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor, look: Look) -> N
         parts = min(math.ceil(count / (filled * length)), _most_parts(room.device(points.device).shared))
         shape = (heads, dims, sample.shape[1])
         indices, bounds = (torch.empty(shape, dtype=dtype, device=points.device) for dtype in _PAIR)
-        _launch_sort(sample, indices, bounds, _NOWHERE)
+        _launch_sort(sample, indices, bounds, _NOWHERE, windings)
         # blocks that sort side by side
         at_once = room.device(points.device).processors * (1024 // threads)
         # a line that is longer than all stretches together is left to the merges; its pairs take their turns below
@@ -159,12 +171,12 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor, look: Look) -> N
             sizes = torch.zeros(heads * dims * parts, dtype=torch.int32, device=points.device)
             launch.Kernel(SOURCE, "split", defines)(
                 (heads * math.ceil(dims / _SPLIT) * math.ceil(count / _SEGMENT),), _SPLITTERS, points, bounds, pairs,
-                sizes, done, count, dims, parts, sample.shape[1], stable, *look.arguments(),
+                sizes, done, count, dims, parts, sample.shape[1], stable, *look.arguments(), windings,
                 shared=_split_bytes(parts),
             )  # fmt: skip
             launch.Kernel(SOURCE, "sort_parts", defines)(
                 (heads * dims * parts,), threads, pairs, sizes, done, order, places, count, parts, stable, at_once,
-                shared=shared,
+                windings, shared=shared,
             )  # fmt: skip
         # for lines that are not sorted yet, runs and merged ones take turns in two pairs of buffers, such that the last
         # one is the result
@@ -174,7 +186,7 @@ def _launch_sort(points: Tensor, order: Tensor, places: Tensor, look: Look) -> N
             here, there = there, here
         launch.Kernel(SOURCE, "sort_rest", defines)(
             (min(heads * dims * runs, at_once),), threads, points, *here, done, heads * dims, count, dims, runs,
-            *look.arguments(), shared=shared,
+            *look.arguments(), windings, shared=shared,
         )  # fmt: skip
         while length < count:
             grid = (min(heads * dims * math.ceil(count / _MERGED), _MERGERS),)

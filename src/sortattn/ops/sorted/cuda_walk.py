@@ -11,7 +11,7 @@ from torch import Tensor
 from ...cuda import launch
 from ...cuda.compile import Defines
 from ...cuda.constants import kept
-from . import cuda_relay, room
+from . import cuda_coil, cuda_relay, room
 from .cuda_sort import Lines
 from .lines import Bandwidth
 from .tracks import GROUP, Tracks
@@ -77,11 +77,12 @@ class Walk:
         launch.Kernel(MOMENTS, "summarise", defines)(
             (math.ceil(everything * blocks / _WARPS), self.parts), 32 * _WARPS, *self.sources[:2], self.rows,
             self.extra, table, self.bandwidth, self.tau, moments, everything, *shape, self.stride, tracks.mirrored,
+            self.sources.windings,
         )  # fmt: skip
         jobs = everything * (math.ceil(blocks / GROUP) if tracks.compact else 1 + tracks.both)
         launch.Kernel(MOMENTS, "accumulate", defines)(
             (math.ceil(jobs / _WARPS), self.parts), 32 * _WARPS, *self.sources[:2], table, self.bandwidth, self.tau,
-            moments, everything, *shape, tracks.mirrored,
+            moments, everything, *shape, tracks.mirrored, self.sources.windings,
         )  # fmt: skip
         return moments
 
@@ -117,6 +118,8 @@ class Walk:
         if nothing or torch.are_deterministic_algorithms_enabled() or not cuda_relay.serves(self):
             self.begin(constant, out, out_extra)
             self.run(out, out_extra, None, None, None)
+            if self.sources.windings is not None and not nothing:
+                cuda_coil.run(self, self.defines(True, False, False), out, out_extra)
             return
         with launch.on(self.rows.device):
             cuda_relay.run(self, self.defines(True, False, False), constant, out, out_extra)
@@ -166,7 +169,7 @@ class Walk:
             launch.Kernel(SOURCE, "walk", defines)(
                 (heads * number * some_dims * runs, some_parts), 32, *self.sources[:2], *self.targets[:2], self.rows,
                 self.extra, table, self.bandwidth, self.tau, moments, *outputs, heads, number, self.count, self.number,
-                self.dims, *flags, length, first, some_dims, part,
+                self.dims, *flags, length, first, some_dims, part, self.sources.windings,
             )  # fmt: skip
 
     def head(self) -> int:

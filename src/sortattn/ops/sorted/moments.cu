@@ -7,7 +7,7 @@
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     summarise(const real *places, const int *order, const real *rows, const real *weights, const double *table,
               const double *taus, double tau, real *moments, index_t tracks, index_t sides, index_t count, index_t dims,
-              index_t stride, index_t mirrored) {
+              index_t stride, index_t mirrored, const Winding *windings) {
     __shared__ Source lists[WARPS][32];
     index_t blocks = (count + BLOCK - 1) / BLOCK;
     index_t job = blockIdx.x * index_t(WARPS) + threadIdx.x / 32;
@@ -15,6 +15,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     if (job >= tracks * blocks) return;
     Source *list = lists[threadIdx.x / 32];
     index_t block = job % blocks, track = job / blocks, p = track / dims / sides, side = track / dims % sides;
+    if (is_wound(windings, p * dims + track % dims)) return;
     Line line(places, order, p * dims + track % dims, count, mirrored >> side & 1);
     if (FOLDED) line.keep_half(false);
     // not `Rows`: where an address takes less time the compiler has fewer rows on their way, 2.1 instead of 1.5 ms
@@ -71,13 +72,14 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 // from its first one on. Of a compact kernel, each warp sums a group of blocks, around the first source behind it.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     accumulate(const real *places, const int *order, const double *table, const double *taus, double tau, real *moments,
-               index_t tracks, index_t sides, index_t count, index_t dims, index_t mirrored) {
+               index_t tracks, index_t sides, index_t count, index_t dims, index_t mirrored, const Winding *windings) {
     index_t blocks = (count + BLOCK - 1) / BLOCK;
     index_t groups = (blocks + GROUP - 1) / GROUP, jobs = COMPACT ? groups : BOTH ? 2 : 1;
     index_t job = blockIdx.x * index_t(WARPS) + threadIdx.x / 32, track = job / jobs;
     int lane = threadIdx.x % 32;
     if (track >= tracks) return;
     index_t p = track / dims / sides, side = track / dims % sides;
+    if (is_wound(windings, p * dims + track % dims)) return;
     Line line(places, order, p * dims + track % dims, count, mirrored >> side & 1);
     if (FOLDED) line.keep_half(false);
     double rate = table[TABLE - 1] / (taus ? taus[p] : tau);

@@ -11,6 +11,7 @@
 // Macros: those of given.cu, CREW (warps of a block) and TEAMS (blocks of a multiprocessor).
 
 #include "given.cu"
+#include "stretch.cu"
 
 static_assert(NODES == 1 && !BOTH && !COMPACT && !RATE && !HALVES && FOLDED >= 0 && ADDED && !SLOPES && !ORDERED,
               "sums of polynomials of sources below, where no tie counts half");
@@ -33,36 +34,6 @@ struct alignas(16) Station {
     Weights weights[32];
 };
 
-// Rows that lanes want, one each, on their way to shared memory, sixteen bytes at a time.
-__device__ inline void bring(Given *rows, const char *from, int index, int lane) {
-    constexpr int BYTES = sizeof(Given) * 32, PIECES = BYTES / 16;
-    const char *start = from + lane % PIECES * 16;
-    char *to = reinterpret_cast<char *>(rows) + lane * 16;
-#pragma unroll
-    for (int i = 0; i < 32; i += 32 / PIECES, to += 512) {
-        int which = __shfl_sync(ALL, index, i + lane / PIECES);
-        const char *piece = start + index_t(unsigned(which)) * (STRIDE * sizeof(given_t));
-#ifdef __CUDA_ARCH__
-        unsigned place = unsigned(__cvta_generic_to_shared(to));
-#if PASSING
-        asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(place), "l"(piece),
-                     "l"(passing())
-                     : "memory");
-#else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(place), "l"(piece) : "memory");
-#endif
-#else
-        for (int k = 0; k < 4; k++) reinterpret_cast<int *>(to)[k] = reinterpret_cast<const int *>(piece)[k];
-#endif
-    }
-}
-__device__ inline void wait_for_rows() {
-#ifdef __CUDA_ARCH__
-    asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-    __syncwarp();
-}
-
 // Sum the sources for the targets of whole tracks; arguments as in walk.cu, with the `totals` of a folded line.
 extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
     relay(const real *source_places, const int *source_order, const real *target_places, const int *target_order,
@@ -73,8 +44,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
     __shared__ Baton baton;
     // where the targets of stretches end: one for each warp, and the one before
     __shared__ int ends[2][CREW];
-    // the last of every so many targets, among which a search begins: one from end to end would wait for each step
-    __shared__ real marks[32 * CREW];
+    __shared__ Marks<real> marks;
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Station &mine = reinterpret_cast<Station *>(shared)[warp];
     index_t channels = blockIdx.y, d = blockIdx.x % dims, side_number = blockIdx.x / dims % sides,
@@ -96,11 +66,8 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
         source_line.keep_half(true);
         target_line.keep_half(false);
     }
-    int pitch = target_line.count / (32 * CREW) + 1;
-    {
-        int i = (int(threadIdx.x) + 1) * pitch - 1;
-        marks[threadIdx.x] = i < target_line.count ? target_line.place(i) : infinity();
-    }
+    auto target_place = [&](int i) { return target_line.place(i); };
+    marks.fill(target_line.count, target_place, infinity());
     baton.turn.begin();
     __syncthreads();
     int stretches = (source_line.count + 31) / 32;
@@ -127,20 +94,8 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
         real scalar = there ? scalars[source] : real(0);
         if (turn % 32 == 0) {
             real final = source_line.place(min((stretch + lane * CREW) * 32 + 31, source_line.count - 1));
-            auto search = [&](int low, int high, auto place) {
-                while (low < high) {
-                    int half = (low + high) / 2;
-                    if (side.passed(0, side.closed, place(half), final))
-                        high = half;
-                    else
-                        low = half + 1;
-                }
-                return low;
-            };
-            // pitch * 32 * CREW is more than there are: the last mark is passed
-            int low = pitch * search(0, 32 * CREW - 1, [&](int i) { return marks[i]; });
-            found = search(min(low, target_line.count), min(low + pitch - 1, target_line.count),
-                           [&](int i) { return target_line.place(i); });
+            found = marks.find(target_line.count, target_place,
+                               [&](real s) { return side.passed(0, side.closed, s, final); });
             __syncwarp();
         }
         // those that have not passed the last source

@@ -7,8 +7,10 @@
 // bfloat16, it is sorted digit by digit instead. Equal keys keep their order either way, but for those of sixteen bits,
 // and of a stretch that is sorted by digits, which is why it may be refused.
 //
-// Macros: THREADS (of a block that sorts, at least DIGITS), ITEMS (keys of a thread), NARROW (points have sixteen bits;
-// then also those of half.cu).
+// Lines may be wound, see wind.cu, each if its `Winding` says so: then keys are words, and so are sorted coordinates.
+//
+// Macros: THREADS (of a block that sorts, at least DIGITS), ITEMS (keys of a thread), WOUND (lines may be), NARROW
+// (points have sixteen bits; then also those of half.cu).
 
 #include "search.cu"
 #ifndef NARROW
@@ -22,8 +24,12 @@ typedef float given_t;
 __device__ inline float widen(float x) { return x; }
 #endif
 
+#ifndef WOUND
+#define WOUND 0
+#endif
+#include "wind.cu"
+
 typedef long long index_t;
-typedef unsigned int word;
 
 constexpr int WARPS = THREADS / 32;
 // the longest run that a block sorts
@@ -58,6 +64,24 @@ __device__ inline float number(word pattern) {
     return __uint_as_float(pattern & 0x80000000u ? pattern ^ 0x80000000u : 0u - pattern);
 }
 
+// The keys of a line: what they are sorted by, and where they are along it, for words are no floats to compute with.
+struct Keys {
+#if WOUND
+    Winding winding;
+
+    __device__ Keys(const Winding *windings, index_t line) : winding(windings[line]) {}
+    __device__ float of(float x) const { return winding.cells ? __uint_as_float(winding.wound(x)) : x; }
+    // the upper digits of a word, as an integer that is a float
+    __device__ float along(float key) const {
+        return winding.cells ? __uint_as_float(0x4b000000u | __float_as_uint(key) >> 8) : key;
+    }
+#else
+    __device__ Keys(const Winding *, index_t) {}
+    __device__ float of(float x) const { return x; }
+    __device__ float along(float key) const { return key; }
+#endif
+};
+
 // Call `body(line, i)` for `each` parts of all lines that are not `sorted`, these shared out among the blocks. Most are
 // sorted already, which takes less time to see for many at a time than a block of its own to begin.
 template <typename F> __device__ inline void for_unsorted(const int *sorted, index_t lines, index_t each, F body) {
@@ -88,7 +112,7 @@ __device__ inline void expect(const uint2 *pairs, int number) {
 // zero for lines with a crowded one.
 extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     sort_parts(const uint2 *pairs, const int *sizes, int *sorted, int *order, float *places, index_t count,
-               index_t parts, index_t stable, index_t ahead) {
+               index_t parts, index_t stable, index_t ahead, const Winding *windings) {
     extern __shared__ __align__(16) char shared[];
     // of 32 bits, as 64 take their time
     word many = word(parts), line = blockIdx.x / many;
@@ -113,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     index_t first = index_t(line) * count + __reduce_add_sync(ALL, before);
     order += first, places += first;
     auto parked = [&](int n) { return indices[n]; };
-    if (sort_by_buckets(key, number_of, !stable, shared, order, places, parked)) return;
+    if (sort_by_buckets(key, number_of, !stable, shared, order, places, parked, Keys(windings, line))) return;
     // digits leave equal keys in the order that they have in a stretch, which is none
     if (!stable || number_of <= 1)
         sort_by_digits(key, number_of, shared, order, places, [&](int n) { return int(pairs[n].y); });
@@ -124,7 +148,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
 // Sort `number_of` points of a line by their coordinates, `dims` apart, that at `points` being the point `first`;
 // `unfit(n)` is called for each that is no finite number.
 template <typename F> __device__ inline void sort_run(const given_t *points, index_t dims, int first, int number_of,
-                                                      char *shared, int *order, float *places, F unfit) {
+                                                      char *shared, int *order, float *places, const Keys &keys,
+                                                      F unfit) {
     int start = first_key();
     float key[ITEMS] = {};
     // without a branch for each, all of them are on their way at a time
@@ -141,8 +166,10 @@ template <typename F> __device__ inline void sort_run(const given_t *points, ind
             if (!finite(widen(points[n * dims]))) unfit(first + n);
         }
     }
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) key[i] = keys.of(key[i]);
     auto point = [&](int n) { return first + n; };
-    if (!sort_by_buckets(key, number_of, true, shared, order, places, point))
+    if (!sort_by_buckets(key, number_of, true, shared, order, places, point, keys))
         sort_by_digits(key, number_of, shared, order, places, point);
 }
 
@@ -151,7 +178,7 @@ template <typename F> __device__ inline void sort_run(const given_t *points, ind
 // number is counted as in `Unfit`, among the first points for the whole group, if there are others.
 extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     sort_runs(const given_t *points, const given_t *others, int *order, float *places, index_t count, index_t dims,
-              int *unfit, index_t group, index_t each) {
+              int *unfit, index_t group, index_t each, const Winding *windings) {
     extern __shared__ __align__(16) char shared[];
     // neighbouring blocks read neighbouring dimensions: what one leaves of a sector the next finds in the cache
     word line = blockIdx.x, width = word(dims);
@@ -160,20 +187,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     if (others && line >= gridDim.x / 2) points = others, line -= gridDim.x / 2, looking.each = each;
     index_t head = line / width;
     points += head * count * dims + line % width;
-    sort_run(points, dims, 0, int(count), shared, order, places, [&](int n) { looking.mark(head, n); });
+    sort_run(points, dims, 0, int(count), shared, order, places, Keys(windings, line),
+             [&](int n) { looking.mark(head, n); });
 }
 
 // Sort the lines that are not `sorted` in runs of RUN, `runs` of each of `lines`; they lie in order run by run.
 extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     sort_rest(const given_t *points, int *order, float *places, const int *sorted, index_t lines, index_t count,
-              index_t dims, index_t runs, int *unfit, index_t group, index_t each) {
+              index_t dims, index_t runs, int *unfit, index_t group, index_t each, const Winding *windings) {
     extern __shared__ __align__(16) char shared[];
     Unfit looking = {unfit, group, each};
     for_unsorted(sorted, lines, runs, [&](index_t line, index_t run) {
         index_t head = line / dims, first = run * RUN, to = line * count + first;
         const given_t *from = points + (head * count + first) * dims + line % dims;
         sort_run(from, dims, int(first), int(min(count - first, index_t(RUN))), shared, order + to, places + to,
-                 [&](int n) { looking.mark(head, n); });
+                 Keys(windings, line), [&](int n) { looking.mark(head, n); });
         __syncthreads();
     });
 }

@@ -19,14 +19,16 @@ struct Stretches {
     float low, scale;
     const float *bounds;
     word *pieces;
+    Keys keys;
 
     // from the ends of a sample; if these are equal or too far apart for a float there is one piece
-    __device__ Stretches(float least, float most, const float *bounds, word *pieces)
-        : low(least), scale(float(PIECES - 1) / (most - least)), bounds(bounds), pieces(pieces) {
+    __device__ Stretches(float least, float most, const float *bounds, word *pieces, const Keys &keys)
+        : low(keys.along(least)), scale(float(PIECES - 1) / (keys.along(most) - low)), bounds(bounds), pieces(pieces),
+          keys(keys) {
         if (!(scale < 1e30f)) scale = 0.0f;
     }
     __device__ int piece(float x) const {
-        float where = fminf(fmaxf(__fmul_rn(x - low, scale), 0.0f), float(PIECES - 1));
+        float where = fminf(fmaxf(__fmul_rn(keys.along(x) - low, scale), 0.0f), float(PIECES - 1));
         return Buckets::integer(Buckets::closest(where));
     }
     __device__ void fill(int piece, int parts) const {
@@ -107,7 +109,8 @@ __device__ inline void reserve(int *counts, word *runs, int *bases, int *sizes, 
 // that stretches would be crowded. What is no finite number is counted as in `Unfit`.
 extern "C" __global__ void __launch_bounds__(SPLITTERS, 3)
     split(const given_t *points, const float *sample, uint2 *pairs, int *sizes, int *sorted, index_t count,
-          index_t dims, index_t parts_of, index_t sampled, index_t stable, int *unfit, index_t group_of, index_t each) {
+          index_t dims, index_t parts_of, index_t sampled, index_t stable, int *unfit, index_t group_of, index_t each,
+          const Winding *windings) {
     extern __shared__ __align__(16) char shared[];
     __shared__ int ties[LINES];
     // of 32 bits, as divisions of 64 take their time
@@ -125,7 +128,8 @@ extern "C" __global__ void __launch_bounds__(SPLITTERS, 3)
     word *pieces = reinterpret_cast<word *>(bounds + all + LINES);
     bool here = mine < lines;
     sample += (line + (here ? mine : 0)) * sampled;
-    Stretches stretches(sample[0], sample[sampled - 1], bounds + mine * (parts + 1), pieces + mine * PIECES);
+    Keys line_keys(windings, line + (here ? mine : 0));
+    Stretches stretches(sample[0], sample[sampled - 1], bounds + mine * (parts + 1), pieces + mine * PIECES, line_keys);
     for (int i = thread; i <= parts; i += EACH) {
         if (i < parts) counts[mine * parts + i] = 0;
         bounds[mine * (parts + 1) + i] =
@@ -174,6 +178,8 @@ extern "C" __global__ void __launch_bounds__(SPLITTERS, 3)
 #pragma unroll
             for (int i = 0; i < SOME; i++) key[i] = clean(key[i]);
         }
+#pragma unroll
+        for (int i = 0; i < SOME; i++) key[i] = line_keys.of(key[i]);
         stretches.find(key, stretch);
         for_keys_there([&](int i) { stretch[i] = stretch[i] << 16 | word(atomicAdd(counts_here + stretch[i], 1)); });
         __syncthreads();

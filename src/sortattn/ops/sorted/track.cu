@@ -9,6 +9,7 @@
 // all tracks are read from the same end, or 0).
 
 #include "search.cu"
+#include "wind.cu"
 
 typedef REAL real;
 typedef long long index_t;

@@ -30,13 +30,13 @@
 // targets, dims)`. With SLOPES the sums are added, and their derivatives by the targets multiplied.
 // Weights and bandwidths may be null, for ones and for `tau`. Bits of `mirrored`, `closed` (ties count) and `negated`
 // are for the sides; a block has one block of channels, from `first_part` on. `sums` are those of `accumulate`, or null
-// if every run is a whole track.
+// if every run is a whole track; lines that are wound, if `windings` are not null, are left out.
 extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     walk(const real *source_places, const int *source_order, const real *target_places, const int *target_order,
          const real *rows, const real *weights, const double *table, const double *taus, double tau, const real *sums,
          real *out, real *out_extra, const real *others, const real *other_extra, real *products, index_t heads,
          index_t sides, index_t count, index_t number, index_t dims, index_t mirrored, index_t closed, index_t negated,
-         index_t length, index_t first_dim, index_t some_dims, index_t first_part) {
+         index_t length, index_t first_dim, index_t some_dims, index_t first_part, const Winding *windings) {
     // where a source has its index, the one CHUNK before it has its weights: what is needed at a time is read at a
     // time; behind the last source of a list stand some with a weight of zero
     __shared__ Source sources[LIST + 2 * CHUNK];
@@ -53,6 +53,8 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     int run = int(blockIdx.x % runs);
     index_t d = first_dim + blockIdx.x / runs % some_dims, rest = blockIdx.x / runs / some_dims;
     index_t side_number = rest % sides, p = rest / sides;
+    // by coil.cu
+    if (is_wound(windings, p * dims + d)) return;
     Rows source_rows(rows + p * count * STRIDE + channels * WIDTH, lane);
     Rows other_rows(others + p * number * STRIDE + channels * WIDTH, lane);
     Rows output_rows(out + p * number * STRIDE + channels * WIDTH, lane);

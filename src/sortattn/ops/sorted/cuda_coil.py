@@ -1,0 +1,116 @@
+"""Sums around lines that are wound, see coil.cu: rows of a spline with three nodes are read once."""
+
+import functools
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...cuda import launch
+from ...cuda.compile import Defines
+from . import room
+from .cuda_relay import defines_of, rounds_of, teams_of
+from .lines import Bandwidth, narrow
+from .tracks import Tracks
+
+if TYPE_CHECKING:
+    from .cuda_walk import Walk
+
+WINDING, SOURCE, WHOLE = (Path(__file__).with_name(name) for name in ("winding.cu", "coil.cu", "cells.cu"))
+# cells of a line, whose sums are in registers: a hundred thousand normal points have 7 or 8 of add_bump
+CELLS = 8
+# warps of a multiprocessor: with 20, which have fewer registers, a walk of 131,072 points takes 103 instead of 72 ms
+_WARPS = 16
+# of the second-level cache, what rows of heads that are walked at a time may take
+_SHARE = 0.75
+# tracks of a line
+_HALVES = 2
+# keys from which on it is faster
+_LEAST = 4096
+# channels of a warp, which has sums of all cells for each
+_WIDEST = 64
+# threads and lines of a block that winds; threads of one that adds cells, a query each, and its dimensions at a time
+_WINDERS, _LINES, _ADDERS, _DIMS = 512, 8, 512, 4
+# keys and targets of the lists of a warp, 16 bytes each
+_LISTED = 34 + 64
+
+
+@functools.lru_cache(maxsize=256)
+def pitch(tracks: Tracks) -> float:
+    """The bandwidths of a cell, or zero if lines of these tracks are not wound: nodes have to be a cell apart."""
+    if not tracks.compact or tracks.nodes != 3 or tracks.powers != 2 or tracks.halves or tracks.number > 1:
+        return 0.0
+    (table,) = tracks.tables
+    nodes, (slope, middle, last) = table[:3], table[4:-1:2]
+    alike = nodes[1] == 0 and nodes[0] == -nodes[2] and slope == last and middle == -2 * slope
+    return float(nodes[2]) if alike and not any(table[3:-1:2]) else 0.0
+
+
+def serves(tracks: Tracks, query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether lines are wound: long enough, and as many as fill the GPU."""
+    if query.dtype != torch.float32 or not pitch(tracks) or value.shape[2] > _WIDEST or not query.shape[1]:
+        return False
+    lines = key.shape[0] * key.shape[2]
+    enough = key.shape[1] >= _LEAST and _HALVES * lines >= room.device(query.device).processors
+    return enough and not torch.are_deterministic_algorithms_enabled()
+
+
+def wind(tracks: Tracks, key: Tensor, query: Tensor, bandwidth: Bandwidth) -> Tensor:
+    """How every line is wound, `(P, D, 4)`, see wind.cu."""
+    problems, count, dims = key.shape
+    windings = torch.empty(problems, dims, 4, dtype=torch.float32, device=key.device)
+    taus, tau = (None, bandwidth) if isinstance(bandwidth, float) else (bandwidth.contiguous(), 0.0)
+    with launch.on(key.device):
+        launch.Kernel(WINDING, "wind", (("CELLS", CELLS), *narrow(key.dtype)))(
+            (problems * math.ceil(dims / _LINES),), _WINDERS, key.contiguous(), query.contiguous(), taus, tau,
+            pitch(tracks), windings, count, query.shape[1], dims,
+        )  # fmt: skip
+    return windings
+
+
+def room_of(dims: int, width: int, stride: int) -> int:
+    """Numbers that a head takes: windings, the sums of all cells, and what queries take of these."""
+    return 4 * dims + stride // width * dims * (_totals(width) + _line(width))
+
+
+def run(walk: "Walk", walking: Defines, out: Tensor, out_extra: Tensor) -> None:
+    """Add the sums of all lines that are wound."""
+    size, head = walk.rows.element_size(), walk.head()
+    teams = teams_of(walk, head, _WARPS, 4, _HALVES, _SHARE)
+    # rows are read once: those of long heads leave the cache to what is added to
+    passing = int(head > room.device(walk.rows.device).cache)
+    walking = tuple((name, passing if name == "PASSING" else value) for name, value in walking)
+    defines = *defines_of(walking, _WARPS, teams, walk.rows.dtype), ("CELLS", CELLS)
+    windings, table = walk.sources.windings, walk.tracks.tables[0]
+    # the slope of the spline between its first nodes, by cells
+    scale = float(table[4]) * pitch(walk.tracks)
+    totals, whole = (walk.empty(walk.parts * walk.dims * each) for each in (_totals(walk.width), _line(walk.width)))
+    coil, station = launch.Kernel(SOURCE, "coil", defines), 32 * walk.width * size + _LISTED * 16
+    with launch.on(walk.rows.device):
+        for first, heads in rounds_of(walk, head, _HALVES):
+            coil(
+                (heads * _HALVES * walk.dims, walk.parts), 32 * (_WARPS // teams), *walk.sources[:2],
+                *walk.targets[:2], walk.rows, walk.extra, windings, scale, totals, out, out_extra, walk.problems,
+                walk.count, walk.number, walk.dims, first, shared=_WARPS // teams * station,
+            )  # fmt: skip
+        launch.Kernel(WHOLE, "begin_cells", defines)(
+            (walk.parts * walk.problems * walk.dims,), walk.width + 32, windings, totals, whole,
+            walk.problems * walk.dims,
+        )  # fmt: skip
+        launch.Kernel(WHOLE, "add_cells", defines)(
+            (walk.problems * math.ceil(walk.number / _ADDERS), walk.parts), _ADDERS, walk.targets.points.contiguous(),
+            windings, scale, whole, out, out_extra, walk.problems, walk.number, walk.dims,
+            shared=2 * _DIMS * 4 * _line(walk.width) + 8 * walk.width + _ADDERS * _DIMS * 8,
+        )  # fmt: skip
+
+
+def _totals(width: int) -> int:
+    """Numbers of a line that a walk leaves, as in coil.cu."""
+    return _HALVES * CELLS * 2 * (width + 1)
+
+
+def _line(width: int) -> int:
+    """Numbers of a line in the table of cells, as in cells.cu."""
+    return _HALVES * (CELLS + 1) * (2 * width + 2)

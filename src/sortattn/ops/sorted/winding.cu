@@ -1,0 +1,73 @@
+// How lines are wound, which the data decide.
+//
+// Macros: CELLS (how many a line may have), NARROW (points have sixteen bits; then also those of half.cu).
+
+#include "search.cu"
+#include "wind.cu"
+#if NARROW
+#include "half.cu"
+typedef half_t given_t;
+#else
+typedef float given_t;
+typedef long long index_t;
+__device__ inline float widen(float x) { return x; }
+#endif
+
+// threads of a block, and lines, what it reads of a sector
+constexpr int THREADS = 512, LINES = 8, EACH = THREADS / LINES;
+// keys and queries of a sample, and of these so many may be close to the edge of all they see
+constexpr int KEYS = 256, QUERIES = 64, FEW = 4;
+// how much less than all keys of neighbouring cells such a query sees
+constexpr float EDGE = 1.0f / 32.0f;
+
+__device__ inline float finite_or_zero(float x) { return x - x == 0.0f ? x : 0.0f; }
+
+// Wind the lines of `keys (heads, count, dims)` in cells of `pitch` bandwidths, if these are at most CELLS and if few
+// of the queries are so far from all keys that the sums of cells would cancel: these lose as many digits as what a
+// query sees is less than what is in the cells around.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    wind(const given_t *keys, const given_t *queries, const double *taus, double tau, double pitch, Winding *windings,
+         index_t count, index_t number, index_t dims) {
+    __shared__ float ends[2][THREADS];
+    __shared__ float sample[LINES][KEYS];
+    __shared__ int at_edge[LINES];
+    index_t groups = (dims + LINES - 1) / LINES, head = blockIdx.x / groups, d = blockIdx.x % groups * LINES;
+    int mine = threadIdx.x % LINES, thread = threadIdx.x / LINES;
+    bool here = d + mine < dims;
+    keys += head * count * dims + d + mine, queries += head * number * dims + d + mine;
+    float least = __uint_as_float(0x7f800000u), most = -least;
+    if (here) {
+#pragma unroll 8
+        for (index_t n = thread; n < count; n += EACH) {
+            float x = finite_or_zero(widen(keys[n * dims]));
+            least = fminf(least, x), most = fmaxf(most, x);
+        }
+    }
+    ends[0][threadIdx.x] = least, ends[1][threadIdx.x] = most;
+    if (threadIdx.x < LINES) at_edge[threadIdx.x] = 0;
+    __syncthreads();
+    for (int i = mine; i < THREADS; i += LINES) least = fminf(least, ends[0][i]), most = fmaxf(most, ends[1][i]);
+    Winding winding;
+    winding.period = float(pitch * (taus ? taus[head] : tau)), winding.inverse = 1.0f / winding.period;
+    float part, first = winding.cell(least, part), last = winding.cell(most, part);
+    // farther out cells could not be told apart
+    bool near = fmaxf(fabsf(first), fabsf(last)) < 4194304.0f && last - first < float(CELLS);
+    winding.first = near ? int(first) : 0, winding.cells = near ? int(last - first) + 1 : 0;
+    for (int i = thread; here && i < KEYS; i += EACH)
+        sample[mine][i] = finite_or_zero(widen(keys[i * count / KEYS * dims])) * winding.inverse;
+    __syncthreads();
+    static_assert(QUERIES == EACH, "one a thread");
+    if (here && near) {
+        float x = finite_or_zero(widen(queries[thread * number / QUERIES * dims])) * winding.inverse;
+        float seen = 0.0f, around = 0.0f;
+        for (int i = 0; i < KEYS; i++) {
+            float t = sample[mine][i];
+            seen += fmaxf(1.0f - fabsf(x - t), 0.0f);
+            around += fabsf(floorf(x) - floorf(t)) <= 1.0f ? 1.0f : 0.0f;
+        }
+        if (seen < EDGE * around) atomicAdd(at_edge + mine, 1);
+    }
+    __syncthreads();
+    if (at_edge[mine] > FEW) winding.cells = 0;
+    if (here && thread == 0) windings[head * dims + d + mine] = winding;
+}

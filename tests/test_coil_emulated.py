@@ -1,0 +1,142 @@
+"""Walks around wound lines, run on the CPU by an emulator, against the definition."""
+
+import pytest
+import torch
+
+import sortattn
+from sortattn.cuda import launch
+from sortattn.ops.sorted import cuda_coil, room
+from sortattn.ops.sorted.tracks import tracks_of
+
+from .emulation.emulator import AVAILABLE, listing
+from .emulation.walks import emulate, points
+
+pytestmark = [
+    pytest.mark.skipif(not AVAILABLE, reason="the emulator is compiled with g++ on Linux"),
+    pytest.mark.usefixtures("cpu_only"),
+]
+
+KERNELS = {
+    "add_bump": sortattn.KERNELS["add_bump"],
+    "hat": sortattn.Spline([-1.25, 0.0, 1.25], [0.0, 2.0, -2.0, 0.0]),
+}
+
+
+@pytest.fixture
+def wound(monkeypatch):
+    """Sends sorted calls on CPU tensors through the code for GPUs; the cells of all lines, however short these are."""
+    emulate(monkeypatch)
+    monkeypatch.setattr(cuda_coil, "_LEAST", 1)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    cells, wind = [], cuda_coil.wind
+
+    def noted(*arguments):
+        windings = wind(*arguments)
+        cells.extend(windings.view(torch.int32)[..., 3].flatten().tolist())
+        return windings
+
+    monkeypatch.setattr(cuda_coil, "wind", noted)
+    return cells
+
+
+def check(query, key, value, kernel, tolerance=1e-6, **options):
+    output = sortattn.kernel_attention(query, key, value, kernel, backend="sorted", **options)
+    wide = [part.double() for part in (query, key, value)]
+    expected = sortattn.kernel_attention(*wide, kernel, backend="reference", **options)
+    assert (output - expected).norm() <= tolerance * expected.norm()
+
+
+# few; more keys than the warps of a block have at a time; many queries between two keys
+SHAPES = {"small": (2, 90, 70, 3, 5), "long": (1, 150, 1500, 2, 64), "many": (1, 900, 130, 1, 20)}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", ["normal", "ties", "same", "shifted"])
+@pytest.mark.parametrize("name", KERNELS)
+def test_sums_around_wound_lines_match_the_definition(name, kind, shape, wound):
+    query, key, value = points(kind, *SHAPES[shape])
+    mask = torch.rand(SHAPES[shape][0], SHAPES[shape][2], generator=torch.Generator().manual_seed(4)) < 0.7
+    check(query, key, value, KERNELS[name], key_mask=mask)
+    assert all(wound)
+
+
+def test_values_of_one_sign_do_not_cancel(wound):
+    query, key, value = points("normal", 1, 200, 3000, 2, 8)
+    check(query, key, value + 3, "add_bump")
+    assert all(wound)
+
+
+def test_lines_that_are_too_long_are_walked_as_they_are(wound):
+    """Of a head some lines may be wound, and others not: such with many cells, or coordinates far out."""
+    query, key, value = points("normal", 2, 100, 150, 3, 8)
+    query[..., 1], key[..., 1] = query[..., 1] * 9, key[..., 1] * 9
+    key[1, 3, 2], key[1, 5, 2] = 1e30, -1e30
+    check(query, key, value, "add_bump")
+    assert [bool(cells) for cells in wound] == [True, False, True, True, False, False]
+
+
+def test_lines_with_queries_at_the_edge_of_all_they_see_are_not_wound(wound):
+    """There sums of whole cells would cancel; as it is, 1 - |u| has lost digits already."""
+    query, key, value = points("normal", 1, 200, 300, 2, 8)
+    # two clusters, and queries between them that see little of one
+    key = 0.001 * key + torch.where(torch.arange(300) % 2 == 0, 0.0, 2.99)[:, None]
+    query = 0.0001 * query + 1.495
+    check(query, key, value, "add_bump", tolerance=5e-5)
+    assert not any(wound)
+
+
+def test_queries_beyond_all_keys_have_nothing(wound):
+    query, key, value = points("normal", 1, 60, 80, 2, 8)
+    # the last of them see no key
+    query[:, 50:] += 40
+    check(query, key, value, "add_bump")
+    assert all(wound)
+
+
+def test_groups_of_heads_with_bandwidths_of_their_own(wound, monkeypatch):
+    monkeypatch.setattr(room, "WORKSPACE", 0)
+    query, key, value = (part[None] for part in points("normal", 4, 60, 80, 2, 8))
+    bandwidth = torch.tensor([0.9, 1.7, 1.2, 2.5])
+    check(query, key[:, ::2], value[:, ::2], "add_bump", bandwidth=bandwidth, enable_gqa=True)
+    check(query, key, value, "add_bump", bandwidth=bandwidth)
+    assert all(wound)
+
+
+def test_what_is_no_number_stays_in_its_head(wound):
+    query, key, value = points("normal", 3, 60, 80, 2, 8)
+    expected = sortattn.kernel_attention(query, key, value, "add_bump", backend="sorted")
+    key[1, 7, 0], value[2, 3, 4] = float("nan"), float("inf")
+    output = sortattn.kernel_attention(query, key, value, "add_bump", backend="sorted")
+    assert output[1:].isnan().all()
+    assert output[0].equal(expected[0])
+
+
+def test_a_pass_with_gradients_is_wound_forward_alone(wound, monkeypatch):
+    entries = []
+    monkeypatch.setattr(launch, "Kernel", listing(entries))
+    leaves = [part.requires_grad_() for part in points("normal", 1, 90, 150, 2, 8)]
+    output = sortattn.kernel_attention(*leaves, "add_bump", backend="sorted")
+    gradients = torch.autograd.grad(output.square().sum(), leaves)
+    wide = [part.detach().double().requires_grad_() for part in leaves]
+    expected = sortattn.kernel_attention(*wide, "add_bump", backend="reference")
+    for got, wanted in zip(gradients, torch.autograd.grad(expected.square().sum(), wide), strict=True):
+        assert (got - wanted).norm() <= 1e-5 * wanted.norm()
+    assert entries.count("coil") == 1
+
+
+@pytest.mark.parametrize(
+    ("kernel", "pitch"),
+    [
+        ("add_bump", 1.0),
+        (KERNELS["hat"], 1.25),
+        ("add_laplace", 0.0),
+        ("add_riesz", 0.0),
+        # nodes that are not a cell apart, or jump, or are more than three
+        (sortattn.Spline([-1.0, 0.5, 1.0], [0.0, 1.0, -3.0, 0.0]), 0.0),
+        (sortattn.Spline([-1.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0], jumps=[1.0, 0.0, -1.0]), 0.0),
+        (sortattn.Spline([-2.0, -1.0, 1.0, 2.0], [0.0, 1.0, 0.0, -1.0, 0.0]), 0.0),
+    ],
+)
+def test_kernels_whose_nodes_are_a_cell_apart_are_wound(kernel, pitch):
+    kernel = sortattn.KERNELS.get(kernel, kernel) if isinstance(kernel, str) else kernel
+    assert cuda_coil.pitch(tracks_of(kernel.terms(), False)) == pitch
