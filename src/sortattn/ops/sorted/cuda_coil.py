@@ -27,7 +27,7 @@ _WARPS = 16
 _SHARE = 0.75
 # tracks of a line
 _HALVES = 2
-# keys from which on it is faster
+# keys from which on it is faster: at 2,048 by less than two runs differ
 _LEAST = 4096
 # channels of a warp, which has sums of all cells for each
 _WIDEST = 64
@@ -35,6 +35,8 @@ _WIDEST = 64
 _WINDERS, _LINES, _ADDERS, _DIMS = 512, 8, 512, 4
 # keys and targets of the lists of a warp, 16 bytes each
 _LISTED = 34 + 64
+# bytes of shared memory that a block has beside these, at most
+_BATON = 8192
 
 
 @functools.lru_cache(maxsize=256)
@@ -49,12 +51,13 @@ def pitch(tracks: Tracks) -> float:
 
 
 def serves(tracks: Tracks, query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether lines are wound: long enough, and as many as fill the GPU."""
+    """Whether lines are wound: long enough, as many as fill the GPU, and with shared memory for their rows."""
     if query.dtype != torch.float32 or not pitch(tracks) or value.shape[2] > _WIDEST or not query.shape[1]:
         return False
-    lines = key.shape[0] * key.shape[2]
-    enough = key.shape[1] >= _LEAST and _HALVES * lines >= room.device(query.device).processors
-    return enough and not torch.are_deterministic_algorithms_enabled()
+    processors, _, shared = room.device(query.device)
+    enough = key.shape[1] >= _LEAST and _HALVES * key.shape[0] * key.shape[2] >= processors
+    fits = _WARPS * _station(_WIDEST) + _BATON <= shared
+    return enough and fits and not torch.are_deterministic_algorithms_enabled()
 
 
 def wind(tracks: Tracks, key: Tensor, query: Tensor, bandwidth: Bandwidth) -> Tensor:
@@ -77,23 +80,20 @@ def room_of(dims: int, width: int, stride: int) -> int:
 
 def run(walk: "Walk", walking: Defines, out: Tensor, out_extra: Tensor) -> None:
     """Add the sums of all lines that are wound."""
-    size, head = walk.rows.element_size(), walk.head()
+    head = walk.head()
     teams = teams_of(walk, head, _WARPS, 4, _HALVES, _SHARE)
-    # rows are read once: those of long heads leave the cache to what is added to
-    passing = int(head > room.device(walk.rows.device).cache)
-    walking = tuple((name, passing if name == "PASSING" else value) for name, value in walking)
     defines = *defines_of(walking, _WARPS, teams, walk.rows.dtype), ("CELLS", CELLS)
     windings, table = walk.sources.windings, walk.tracks.tables[0]
     # the slope of the spline between its first nodes, by cells
     scale = float(table[4]) * pitch(walk.tracks)
     totals, whole = (walk.empty(walk.parts * walk.dims * each) for each in (_totals(walk.width), _line(walk.width)))
-    coil, station = launch.Kernel(SOURCE, "coil", defines), 32 * walk.width * size + _LISTED * 16
+    coil = launch.Kernel(SOURCE, "coil", defines)
     with launch.on(walk.rows.device):
         for first, heads in rounds_of(walk, head, _HALVES):
             coil(
                 (heads * _HALVES * walk.dims, walk.parts), 32 * (_WARPS // teams), *walk.sources[:2],
                 *walk.targets[:2], walk.rows, walk.extra, windings, scale, totals, out, out_extra, walk.problems,
-                walk.count, walk.number, walk.dims, first, shared=_WARPS // teams * station,
+                walk.count, walk.number, walk.dims, first, shared=_WARPS // teams * _station(walk.width),
             )  # fmt: skip
         launch.Kernel(WHOLE, "begin_cells", defines)(
             (walk.parts * walk.problems * walk.dims,), walk.width + 32, windings, totals, whole,
@@ -104,6 +104,11 @@ def run(walk: "Walk", walking: Defines, out: Tensor, out_extra: Tensor) -> None:
             windings, scale, whole, out, out_extra, walk.problems, walk.number, walk.dims,
             shared=2 * _DIMS * 4 * _line(walk.width) + 8 * walk.width + _ADDERS * _DIMS * 8,
         )  # fmt: skip
+
+
+def _station(width: int) -> int:
+    """The shared memory of a warp that walks: thirty-two rows, and lists."""
+    return 32 * width * 4 + _LISTED * 16
 
 
 def _totals(width: int) -> int:
