@@ -48,6 +48,19 @@ def relays():
     call("add_riesz", "sorted", *points(heads=-(-tracks // 64), queries=40, channels=20))
 
 
+def coils():
+    """Wound lines, of which there must be one for every other multiprocessor; some are too long."""
+    from sortattn.ops.sorted import cuda_coil
+
+    cuda_coil._LEAST = 1
+    lines = torch.cuda.get_device_properties(0).multi_processor_count // 2
+    for channels, scale in ((64, 1.0), (20, 9.0)):
+        query, key, value = points(heads=-(-lines // 64), channels=channels, requires_grad=False)
+        query[..., ::3] *= scale
+        key[..., ::3] *= scale
+        call("add_bump", "sorted", query, key, value, key_mask=torch.arange(170, device="cuda") % 7 != 0)
+
+
 def walks():
     """Those that begin in the middle, with few tracks, and in order."""
     for kernel in (*NAMED, SPLINE, MATERN):
@@ -103,7 +116,7 @@ def grids():
             call(kernel, "grid", *points(queries=300, keys=280, dtype=dtype))
 
 
-PARTS = {part.__name__: part for part in (relays, walks, long_lines, classes, tiles, short_sequences, grids)}
+PARTS = {part.__name__: part for part in (relays, coils, walks, long_lines, classes, tiles, short_sequences, grids)}
 
 
 def main() -> int:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import sortattn
+from sortattn.ops.sorted import cuda_coil
 
 from .cases import CASES, Shape, assert_close, cotangent, draw, leaves, refusal
 from .definition import FORWARD, GRADIENT
@@ -274,6 +275,32 @@ def test_rows_of_hardly_any_weight_keep_their_digits(name, device):
     wanted = sortattn.kernel_attention(*inputs, CASES[name].kernel, bandwidth=bandwidth, backend="reference")
     assert_close(actual, wanted, FORWARD[torch.float32])
     assert_close(actual[:, 3], wanted[:, 3], FORWARD[torch.float32])
+
+
+@pytest.mark.parametrize("channels", [64, 20])
+@pytest.mark.parametrize("kind", ["normal", "shifted", "ties", "some lines too long"])
+def test_wound_lines_match_the_definition(kind, channels, device, monkeypatch):
+    """Several lines for every multiprocessor, with masked keys, in blocks of several warps."""
+    monkeypatch.setattr(cuda_coil, "_LEAST", 1024)
+    wound = []
+    wind = cuda_coil.wind
+    monkeypatch.setattr(cuda_coil, "wind", lambda *given: wound.append(wind(*given)) or wound[-1])
+    query, key, value = draw(Shape((2, 3), 3000, 2500, 64, channels), torch.float32, device)
+    if kind == "shifted":
+        query, key = query + 100, key + 100
+    if kind == "ties":
+        query, key = (query * 4).round() / 4, (key * 4).round() / 4
+    if kind == "some lines too long":
+        query[..., ::2], key[..., ::2] = query[..., ::2] * 10, key[..., ::2] * 10
+    mask = torch.arange(2500, device=device)[None].expand(2, -1) % 7 != 0
+    output = sortattn.kernel_attention(query, key, value, "add_bump", key_mask=mask, backend="sorted")
+    wide = (part.double() for part in (query, key, value))
+    expected = sortattn.kernel_attention(*wide, "add_bump", key_mask=mask, backend="reference")
+    assert_close(output, expected, FORWARD[torch.float32])
+    if not torch.are_deterministic_algorithms_enabled():
+        lines = torch.cat(wound).view(torch.int32)[..., 3].bool()
+        assert lines.any()
+        assert lines.all() == (kind != "some lines too long")
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
