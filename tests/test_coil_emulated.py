@@ -93,6 +93,24 @@ def test_queries_beyond_all_keys_have_nothing(wound):
     assert all(wound)
 
 
+def test_the_few_queries_that_see_little_of_the_cells_around_keep_their_digits(wound):
+    """Among many others, so that lines are wound; some see no key at all, and have zeros."""
+    query, key, value = points("normal", 1, 1000, 300, 2, 8)
+    # narrower than a window, with nothing on either side
+    key = 0.1 * key
+    query = 0.1 * query
+    query[0, 500:503] = key.amax(1) + 1.49
+    query[0, 503] = key.amax(1) + 1.501
+    query[0, 504] = key.amin(1) - 1.51
+    output = sortattn.kernel_attention(query, key, value, "add_bump", backend="sorted")
+    wide = [part.double() for part in (query, key, value)]
+    expected = sortattn.kernel_attention(*wide, "add_bump", backend="reference")
+    assert all(wound)
+    assert (output - expected).norm() <= 1e-6 * expected.norm()
+    assert (output[0, 500:503] - expected[0, 500:503]).norm() <= 2e-6 * expected[0, 500:503].norm()
+    assert output[0, 503:505].eq(0).all()
+
+
 def test_groups_of_heads_with_bandwidths_of_their_own(wound, monkeypatch):
     monkeypatch.setattr(room, "WORKSPACE", 0)
     query, key, value = (part[None] for part in points("normal", 4, 60, 80, 2, 8))

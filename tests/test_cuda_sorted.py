@@ -103,6 +103,7 @@ def test_walks_around_wound_lines_compile(width, passing, architecture):
     for entry in (b"begin_cells", b"add_cells"):
         assert entry in code
     assert b"wind" in machine_code(cuda_coil.WINDING, (("CELLS", cuda_coil.CELLS),), architecture)
+    assert b"mend" in machine_code(cuda_coil.MEND, defines, architecture)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -3,6 +3,9 @@
 // With W_i, the sum of all rows of keys in cell i, and B_i, that of rows times their parts, a query at part a of cell j
 // has from keys that it has not passed
 //     W_j - B_j + B_j-1 + a (W_j - W_j-1).
+// Sums of whole cells cancel for a query that sees little of what is in the cells around it: such queries are noted,
+// and summed key by key, see mend.cu.
+//
 // So every cell of a line has two rows, of which a query takes one of each in every dimension. Those of a few
 // dimensions are in shared memory at a time, while the next ones are on their way.
 //
@@ -12,11 +15,14 @@
 
 static_assert(sizeof(real) == 4, "float32");
 // threads of a block, queries of a warp, one for each lane, and dimensions at a time; rows of a line, for either half
-constexpr int THREADS = 512, ADDERS = THREADS / 32, DIMS = 4, SLOTS = CELLS + 1, ROWS_OF_LINE = 2 * SLOTS;
+constexpr int THREADS = 512, ADDERS = THREADS / 32, DIMS = 4, SLOTS = CELLS + 2, ROWS_OF_LINE = 2 * SLOTS;
 // lanes that have a row, and queries at a time
 constexpr int ACROSS = WIDTH / 4, TOGETHER = 32 / ACROSS;
-// numbers of a cell: a row for each of its sums; behind those of a line are its extra scalars
-constexpr int TWICE = 2 * WIDTH, LINE = ROWS_OF_LINE * (TWICE + 2);
+// numbers of a cell: a row for each of its sums; behind those of a line are extra scalars, and what is in the cells
+// around
+constexpr int TWICE = 2 * WIDTH, SCALARS = 4, LINE = ROWS_OF_LINE * (TWICE + SCALARS);
+// how much less than that a query may see
+constexpr real EDGE = real(1) / 32;
 // numbers of a half of a line, as coil.cu leaves them
 constexpr int TOTAL = CELLS * 2 * (WIDTH + 1);
 
@@ -47,23 +53,26 @@ extern "C" __global__ void __launch_bounds__(WIDTH + 32)
     // extra scalars of a cell are neighbours
     bool extra = column == WIDTH;
     table += extra ? ROWS_OF_LINE * TWICE : column;
-    int apart = extra ? 2 : TWICE, second = extra ? 1 : WIDTH;
+    int apart = extra ? SCALARS : TWICE, second = extra ? 1 : WIDTH;
     for (int half = 0; half < 2; half++, table += SLOTS * apart) {
         auto pair = [&](const real *sums, int c) {
             return Pair{sums[2 * c * (WIDTH + 1)], sums[(2 * c + 1) * (WIDTH + 1)]};
         };
-        Pair before = {};
-        for (int j = 0; j <= cells; j++) {
-            Pair here = {};
-            if (j < cells) {
-                // those of the other half are as if the line went the other way: a part there is what is left here
-                Pair there = pair(half ? lower : upper, cells - 1 - j);
-                here = pair(half ? upper : lower, j);
-                here = {here.plain + there.plain, here.weighted + (there.plain - there.weighted)};
-            }
-            table[j * apart] = here.plain - here.weighted + before.weighted;
-            table[j * apart + second] = here.plain - before.plain;
-            before = here;
+        auto total = [&](int c) {
+            if (c < 0 || c >= cells) return Pair{};
+            // those of the other half are as if the line went the other way: a part there is what is left here
+            Pair here = pair(half ? upper : lower, c), there = pair(half ? lower : upper, cells - 1 - c);
+            return Pair{here.plain + there.plain, here.weighted + (there.plain - there.weighted)};
+        };
+        Pair before = {}, here = {};
+        // from the cell before the first one with keys to the one behind the last
+        for (int j = -1; j <= cells; j++) {
+            Pair next = total(j + 1);
+            real *to = table + (j + 1) * apart;
+            to[0] = here.plain - here.weighted + before.weighted;
+            to[second] = here.plain - before.plain;
+            if (extra) to[2] = before.plain + here.plain + next.plain;
+            before = here, here = next;
         }
     }
 }
@@ -75,7 +84,7 @@ __device__ inline Taken take(const Winding &winding, real x) {
     bool upper = point >= HALF_AROUND;
     if (upper) point = winding.mirrored(point);
     int cell = int(point & CELL_MASK) - FIRST_CELL;
-    return {part_of(point), cell < 0 ? -1 : upper * SLOTS + cell};
+    return {part_of(point), cell < -1 ? -1 : upper * SLOTS + cell + 1};
 }
 
 // Bring the tables of some lines, by all threads of a block.
@@ -97,10 +106,10 @@ __device__ inline void wait_for_lines() {
 }
 
 // Add to `out (heads, number, STRIDE)` and `out_extra (heads, number)` what cells give to the queries
-// `points (heads, number, dims)`, times `scale`.
+// `points (heads, number, dims)`, times `scale`; and say of each, in `unsure (heads, number)`, whether its sums cancel.
 extern "C" __global__ void __launch_bounds__(THREADS)
     add_cells(const given_t *points, const Winding *windings, double scale, const real *tables, real *out,
-              real *out_extra, index_t heads, index_t number, index_t dims) {
+              real *out_extra, bool *unsure, index_t heads, index_t number, index_t dims) {
     extern __shared__ __align__(16) char shared[];
     Table &table = *reinterpret_cast<Table *>(shared);
     static_assert(LINE % 4 == 0 && TWICE % 4 == 0, "sixteen bytes at a time");
@@ -113,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     tables += (channels * heads + p) * dims * LINE;
     if (threadIdx.x < TWICE) table.zeros[threadIdx.x] = real(0);
     auto some_dims = [&](index_t d) { return int(max(min(dims - d, index_t(DIMS)), index_t(0))); };
-    real extra = real(0);
+    real extra = real(0), around = real(0);
     Four sums[ACROSS] = {};
     bring(table.lines[0], tables, some_dims(0) * LINE);
     for (index_t d = 0; d < dims; d += DIMS) {
@@ -125,8 +134,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         bring(table.lines[(d / DIMS + 1) % 2], tables + (d + DIMS) * LINE, some_dims(d + DIMS) * LINE);
         for (int k = 0; k < some; k++) {
             Taken &taken = table.taken[warp][k][lane];
-            const real *scalars = lines + k * LINE + ROWS_OF_LINE * TWICE + 2 * taken.place;
-            if (taken.place >= 0) extra += scalars[0] + taken.part * scalars[1];
+            const real *scalars = lines + k * LINE + ROWS_OF_LINE * TWICE + SCALARS * taken.place;
+            if (taken.place >= 0) extra += scalars[0] + taken.part * scalars[1], around += scalars[2];
             // in bytes
             taken.place = taken.place < 0 ? zeros : 4 * (k * LINE + taken.place * TWICE);
         }
@@ -154,5 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int c = 0; c < 4; c++) before.at[c] += real(scale) * sums[i].at[c];
         *row = before;
     }
-    if (here && channels == 0) out_extra[p * number + mine] += real(scale) * extra;
+    if (!here || channels) return;
+    extra = out_extra[p * number + mine] += real(scale) * extra;
+    unsure[p * number + mine] = fabsf(extra) < EDGE * fabsf(real(scale)) * around;
 }

@@ -18,7 +18,9 @@ from .tracks import Tracks
 if TYPE_CHECKING:
     from .cuda_walk import Walk
 
-WINDING, SOURCE, WHOLE = (Path(__file__).with_name(name) for name in ("winding.cu", "coil.cu", "cells.cu"))
+WINDING, SOURCE, WHOLE, MEND = (
+    Path(__file__).with_name(name) for name in ("winding.cu", "coil.cu", "cells.cu", "mend.cu")
+)
 # cells of a line, whose sums are in registers: a hundred thousand normal points have 7 or 8 of add_bump
 CELLS = 8
 # warps of a multiprocessor: with 20, which have fewer registers, a walk of 131,072 points takes 103 instead of 72 ms
@@ -33,6 +35,8 @@ _LEAST = 4096
 _WIDEST = 64
 # threads and lines of a block that winds; threads of one that adds cells, a query each, and its dimensions at a time
 _WINDERS, _LINES, _ADDERS, _DIMS = 512, 8, 512, 4
+# threads of a block that sums key by key, and queries among which it looks for those that are
+_MENDERS, _LOOKED = 256, 64
 # keys and targets of the lists of a warp, 16 bytes each
 _LISTED = 34 + 64
 # bytes of shared memory that a block has beside these, at most
@@ -88,6 +92,8 @@ def run(walk: "Walk", walking: Defines, out: Tensor, out_extra: Tensor) -> None:
     scale = float(table[4]) * pitch(walk.tracks)
     totals, whole = (walk.empty(walk.parts * walk.dims * each) for each in (_totals(walk.width), _line(walk.width)))
     coil = launch.Kernel(SOURCE, "coil", defines)
+    unsure = torch.empty(walk.problems, walk.number, dtype=torch.bool, device=walk.rows.device)
+    queries, keys = walk.targets.points.contiguous(), walk.sources.points.contiguous()
     with launch.on(walk.rows.device):
         for first, heads in rounds_of(walk, head, _HALVES):
             coil(
@@ -100,9 +106,13 @@ def run(walk: "Walk", walking: Defines, out: Tensor, out_extra: Tensor) -> None:
             walk.problems * walk.dims,
         )  # fmt: skip
         launch.Kernel(WHOLE, "add_cells", defines)(
-            (walk.problems * math.ceil(walk.number / _ADDERS), walk.parts), _ADDERS, walk.targets.points.contiguous(),
-            windings, scale, whole, out, out_extra, walk.problems, walk.number, walk.dims,
+            (walk.problems * math.ceil(walk.number / _ADDERS), walk.parts), _ADDERS, queries, windings, scale,
+            whole, out, out_extra, unsure, walk.problems, walk.number, walk.dims,
             shared=2 * _DIMS * 4 * _line(walk.width) + 8 * walk.width + _ADDERS * _DIMS * 8,
+        )  # fmt: skip
+        launch.Kernel(MEND, "mend", defines)(
+            (walk.problems * math.ceil(walk.number / _LOOKED),), _MENDERS, queries, keys, walk.rows, walk.extra,
+            windings, scale, unsure, out, out_extra, walk.number, walk.count, walk.dims,
         )  # fmt: skip
 
 
@@ -118,4 +128,4 @@ def _totals(width: int) -> int:
 
 def _line(width: int) -> int:
     """Numbers of a line in the table of cells, as in cells.cu."""
-    return _HALVES * (CELLS + 1) * (2 * width + 2)
+    return _HALVES * (CELLS + 2) * (2 * width + 4)

@@ -1,0 +1,75 @@
+// Queries whose sums around wound lines cancel, see cells.cu, are summed key by key: few, as lines with many are not
+// wound.
+//
+// Macros: those of given.cu.
+
+#include "given.cu"
+
+// threads of a block, each for a key of a tile, and its queries, of which it looks for those; channels at a time
+constexpr int THREADS = 256, QUERIES = 64, COLUMNS = WIDTH < THREADS ? WIDTH : THREADS, SHARES = THREADS / COLUMNS;
+// dimensions of a query in shared memory, at a time
+constexpr int DIMS = 64;
+
+// For every query of `points (heads, number, dims)` that is `unsure (heads, number)`: its sums, in place of what is in
+// `out (heads, number, STRIDE)` and `out_extra (heads, number)`, of the spline of height `scale` whose ends are as far
+// away as the `windings` say.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    mend(const real *points, const real *keys, const real *rows, const real *weights, const Winding *windings,
+         double scale, const bool *unsure, real *out, real *out_extra, index_t number, index_t count, index_t dims) {
+    __shared__ real query[DIMS], periods[DIMS], scores[THREADS], sums[THREADS];
+    index_t blocks = (number + QUERIES - 1) / QUERIES, p = blockIdx.x / blocks, first = blockIdx.x % blocks * QUERIES;
+    int column = threadIdx.x % COLUMNS, share = threadIdx.x / COLUMNS;
+    index_t last = min(first + QUERIES, number);
+    bool mine = first + threadIdx.x < last && unsure[p * number + first + threadIdx.x];
+    if (!__syncthreads_or(mine)) return;
+    Scalars scalars(weights, p * count);
+    rows += p * count * STRIDE, keys += p * count * dims, windings += p * dims;
+    for (index_t m = first; m < last; m++) {
+        if (!unsure[p * number + m]) continue;
+        real total = real(0), sum[PARTS] = {};
+        for (index_t tile = 0; tile < count; tile += THREADS) {
+            index_t n = tile + threadIdx.x;
+            real score = real(0);
+            for (index_t d = 0; d < dims; d += DIMS) {
+                __syncthreads();
+                if (threadIdx.x < min(dims - d, index_t(DIMS))) {
+                    query[threadIdx.x] = points[(p * number + m) * dims + d + threadIdx.x];
+                    periods[threadIdx.x] = windings[d + threadIdx.x].period;
+                }
+                __syncthreads();
+                for (int k = 0; n < count && k < min(dims - d, index_t(DIMS)); k++) {
+                    // with what the difference has lost, which no rounding touches: little may be left of the period
+                    real x = query[k], t = keys[n * dims + d + k], u = x - t, minus_t = u - x;
+                    real lost = (x - (u - minus_t)) - (t + minus_t);
+                    real left = (periods[k] - fabsf(u)) - (u < real(0) ? -lost : lost);
+                    score += left > real(0) ? left / periods[k] : real(0);
+                }
+            }
+            scores[threadIdx.x] = score *= real(scale);
+            if (score != real(0)) total += score * scalars[int(n)];
+            __syncthreads();
+            for (int i = share; i < THREADS && tile + i < count; i += SHARES) {
+                // a row that is not seen may be anything
+                if (scores[i] == real(0)) continue;
+#pragma unroll
+                for (int part = 0; part < PARTS; part++)
+                    sum[part] += scores[i] * rows[(tile + i) * STRIDE + part * WIDTH + column];
+            }
+        }
+        auto reduced = [&](real x, int some) {
+            __syncthreads();
+            sums[threadIdx.x] = x;
+            __syncthreads();
+            real all = real(0);
+            for (int i = int(threadIdx.x) % some; i < THREADS; i += some) all += sums[i];
+            return all;
+        };
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            real all = reduced(sum[part], COLUMNS);
+            if (share == 0) out[(p * number + m) * STRIDE + part * WIDTH + column] = all;
+        }
+        total = reduced(total, 1);
+        if (threadIdx.x == 0) out_extra[p * number + m] = total;
+    }
+}
