@@ -3,6 +3,7 @@
 import itertools
 import sys
 import traceback
+from unittest import mock
 
 import torch
 
@@ -11,7 +12,9 @@ from sortattn.kernels import PolynomialExponential, Spline, resolve
 from sortattn.ops.grid import causal as walk
 from sortattn.ops.grid import correction
 from sortattn.ops.grid.gpu import causal as gpu_causal
+from sortattn.ops.grid.gpu import causal_api as gpu_causal_api
 from sortattn.ops.grid.gpu import causal_backward as gpu_backward
+from sortattn.ops.grid.gpu import march as gpu_march
 from sortattn.ops.grid.gpu.api import grid_gpu
 from sortattn.ops.grid.gpu.collect import count_ramps
 from sortattn.ops.grid.gpu.formula import formula
@@ -27,6 +30,7 @@ from sortattn.ops.grid.surrogate import slope_jumps
 
 from . import compiled, surrogate
 from .cases import Shape, assert_close, cotangent, draw, leaves
+from .emulation.emulator import EmulatedKernel
 
 # nothing else prints such a line
 END = "the end of a check"
@@ -151,6 +155,48 @@ def causal_ways(name, dtype, dims):
             found.append(torch.autograd.grad(output, points, gradient))
         for label, one, other in zip(("query", "key", "value"), *found, strict=True):
             assert_close(one, other, {torch.float32: 1e-5, torch.float16: 2e-3}[dtype], name=label)
+
+
+def marched(name, dtype, dims, count):
+    """A causal call whose tables stay in registers, by the kernel for Hopper on an emulator, beside the surrogate."""
+    kernel, launched = resolve(name), []
+
+    def direct(found, known):
+        emulated = EmulatedKernel(found.source, found.entry, found.defines, "warpgroup.h")
+
+        def launch(grid, block, *arguments, shared):
+            launched.append((grid, block))
+            emulated(grid, block, *arguments, shared=shared)
+
+        return launch
+
+    # a wave has room for two heads: of the third one blocks have half as many rows
+    each = dims * Layout(count, dtype).padded // 512
+    # a last chunk that is not full
+    inputs = draw(Shape((3,), 136, 136, dims, 64), dtype)
+    # all points of a dimension are on one side of zero, on the other side, or the same
+    for part in inputs[:2]:
+        part[..., 0] = part[..., 0].abs() + 1
+        part[..., 1] = -part[..., 1].abs() - 1
+        part[..., 2] = 0.5
+    inputs[2][1] *= 1000
+    broken = inputs[2].clone()
+    broken[1, 100, 3] = torch.inf
+    tau, nothing = torch.tensor([0.8, 1.7, 1.0]), torch.empty(3, 0)
+    rest = (tau, torch.empty(0), kernel.name, False, count, 1, False, True)
+    stand_ins = {"serves": lambda *_: True, "direct": direct, "_processors": lambda _: 2 * each, "CHUNK": 64}
+    with mock.patch.multiple(gpu_march, **stand_ins):
+        found = gpu_causal_api._forward(*inputs, nothing, *rest)
+        assert launched == [((each, 2), 512), ((2 * each, 1), 384)]
+        spoilt = gpu_causal_api._forward(*inputs[:2], broken, nothing, *rest)[0]
+    grid = Grid(found[2], found[3], tau, Layout(count, dtype), formula(kernel, tau.device))
+    phi = kernel_matrix(grid, torch.zeros(3, dtype=torch.int32))[..., :count, :count].double()
+    exact = [part.double() for part in inputs]
+    wanted = attention(exact, kernel, found[2][..., :count].double(), phi, tau.double(), 64)
+    for one, other in zip(found[0], wanted, strict=True):
+        assert_close(one, other, 1e-3)
+    assert spoilt[1].isnan().all()
+    assert torch.equal(spoilt[[0, 2]], found[0][[0, 2]])
 
 
 def types():
@@ -397,6 +443,7 @@ CHECKS = {
         gradients,
         causal_gradients,
         causal_ways,
+        marched,
         types,
         masks,
         sums,

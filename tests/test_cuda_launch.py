@@ -146,3 +146,9 @@ def test_a_thread_that_has_not_met_the_device_tries_again(driver, kernel, monkey
 def test_a_stream_is_that_of_the_current_device_alone(driver):
     assert stream_on(0) == STREAM
     assert stream_on(1) is None
+
+
+def test_a_kernel_of_one_architecture_alone_is_compiled_for_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    found = [Kernel(Path("some.cu"), "some", (), exactly)._program(0).arch for exactly in (False, True)]
+    assert found == ["sm_90", "sm_90a"]

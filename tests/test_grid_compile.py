@@ -52,6 +52,26 @@ class Compiler:
         triton.compile(source, target=self.target, options=options)
 
 
+@pytest.fixture
+def seen(monkeypatch, tmp_path):
+    """Kernels are compiled and not launched: the function takes a capability and gives the set of what was."""
+
+    def start(capability):
+        from sortattn.ops.grid import gpu
+
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+        seen = set()
+        for part in pkgutil.iter_modules(gpu.__path__):
+            step = importlib.import_module(f"{gpu.__name__}.{part.name}")
+            for kernel in [part for part in dir(step) if part.endswith("_kernel")]:
+                monkeypatch.setattr(step, kernel, Compiler(getattr(step, kernel), seen, capability))
+            if hasattr(step, "FAST"):
+                monkeypatch.setattr(step, "FAST", capability >= 90)
+        return seen
+
+    return start
+
+
 def _kind(value) -> str:
     if isinstance(value, torch.Tensor):
         return f"*{_TYPES[value.dtype]}"
@@ -72,20 +92,13 @@ def _kind(value) -> str:
         ("add_riesz", torch.bfloat16, False, 64, 80),
     ],
 )
-def test_all_kernels_compile(name, dtype, masked, count, capability, monkeypatch, tmp_path):
-    from sortattn.ops.grid import gpu
+def test_all_kernels_compile(name, dtype, masked, count, capability, seen):
     from sortattn.ops.grid.gpu import causal
     from sortattn.ops.grid.gpu.backward import backward
     from sortattn.ops.grid.gpu.formula import formula
     from sortattn.ops.grid.gpu.forward import forward
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    seen = set()
-    for step in [importlib.import_module(f"{gpu.__name__}.{part.name}") for part in pkgutil.iter_modules(gpu.__path__)]:
-        for kernel in [part for part in dir(step) if part.endswith("_kernel")]:
-            monkeypatch.setattr(step, kernel, Compiler(getattr(step, kernel), seen, capability))
-        if hasattr(step, "FAST"):
-            monkeypatch.setattr(step, "FAST", capability >= 90)
+    seen = seen(capability)
     query, key, value = (torch.zeros(2, 64, 16, dtype=dtype) for _ in range(3))
     weight = torch.ones(2, 64) if masked else None
     kernel = resolve(name)
@@ -103,3 +116,27 @@ def test_all_kernels_compile(name, dtype, masked, count, capability, monkeypatch
         "pairs_kernel" if dtype != torch.float32 and capability >= 90 else "near_kernel",
         "walk_kernel",
     }
+
+
+def test_kernels_of_calls_that_march_compile(seen, monkeypatch):
+    from sortattn.ops.grid.gpu import causal, march
+    from sortattn.ops.grid.gpu.formula import formula
+
+    seen, launched = seen(90), []
+    monkeypatch.setattr(march, "_here", lambda device: True)
+    monkeypatch.setattr(march, "_processors", lambda device: 9)
+    monkeypatch.setattr(
+        march, "direct", lambda kernel, known: lambda grid, block, *rest, shared: launched.append((grid, block))
+    )
+    query, key, value = (torch.zeros(3, 256, 64, dtype=torch.float16) for _ in range(3))
+    causal.forward(query, key, value, None, torch.ones(3), formula(resolve("add_riesz"), query.device), 32, 1, True)
+    assert {key[0] for key in seen} == {
+        "survey_kernel",
+        "nodes_kernel",
+        "locate_kernel",
+        "starts_kernel",
+        "pairs_kernel",
+        "near_kernel",
+    }
+    # of twelve blocks eight are a wave, and the others are cut in two
+    assert launched == [((4, 2), 512), ((8, 1), 384)]

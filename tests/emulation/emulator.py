@@ -100,7 +100,7 @@ def _compiled(code: str, name: str) -> ctypes.CDLL:
     # not share the shared memory of an inline function, which may be larger with other macros
     command = [COMPILER, "-Og", "-march=native", "-ffp-contract=off", "-std=c++17", "-w", "-shared", "-fPIC"]
     command.append("-fno-gnu-unique")
-    headers = [Path(__file__).with_name(name).read_text() for name in ("threads.h", "tiled.h")]
+    headers = [Path(__file__).with_name(name).read_text() for name in ("threads.h", "tiled.h", "warpgroup.h")]
     digest = hashlib.sha256("\n".join([*command, *headers, code]).encode()).hexdigest()[:24]
     folder = Path(__file__).with_name("__pycache__")
     library = folder / f"{name}-{digest}.so"

@@ -27,11 +27,15 @@ _MOST = 64
 
 @dataclass(frozen=True)
 class Kernel:
-    """The function `entry` of a CUDA source, compiled with `defines`."""
+    """The function `entry` of a CUDA source, compiled with `defines`.
+
+    `exactly` says that it has instructions of one architecture alone, such as those of sm_90a.
+    """
 
     source: Path
     entry: str
     defines: Defines = ()
+    exactly: bool = False
     # handles by device, as in the table, which takes longer to look into
     _own: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
 
@@ -108,7 +112,8 @@ class Kernel:
 
     def _program(self, device: int) -> ahead.Program:
         major, minor = torch.cuda.get_device_capability(device)
-        return ahead.Program(self.source, self.entry, self.defines, f"sm_{major}{minor}")
+        arch = f"sm_{major}{minor}{'a' if self.exactly else ''}"
+        return ahead.Program(self.source, self.entry, self.defines, arch)
 
 
 class _Attribute(ctypes.Structure):

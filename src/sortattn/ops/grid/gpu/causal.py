@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from . import march
 from .collect import count_ramps
+from .finish import Finish
 from .formula import Formula
 from .grid import Grid
 from .launch import Known, launches
@@ -62,13 +64,20 @@ def forward(
     flags = Flags(row_flags, shared, group)
     known = launches_of(query, key, value, weight, bandwidth, kernel, count, group, normalise)
     grid = plan(query, key, weight, bandwidth, kernel, count, flags, known)
-    phi = matrix(grid, phi_largest)
     out = empty(problems, rows, channels, dtype=value.dtype, device=value.device)
     totals = empty(problems, rows, device=query.device)
-    parts = list(rounds(problems, workspace(grid, value, rows), query, key, value))
-    # of one size, and such that addresses are aligned as those of the first
-    sizes = {some.stop - some.start for some in parts}
-    alike = len(sizes) == 1 and min(sizes) % 4 == 0
+    if march.serves(grid, query, value, weight, group):
+        parts, alike = _parts(problems, march.workspace(grid, rows), query, key, value)
+        for some in parts:
+            part = grid.some(some, alike)
+            queries, keys, values = (of_heads(one, some) for one in (query, key, value))
+            own, others = (locate(part, one, None, grid.place_type, grid.line_type) for one in (queries, keys))
+            units = march.march(part, own, others, keys, values)
+            finish = Finish(units, of_heads(out, some), of_heads(totals, some), flags.some(some), normalise)
+            sum_near(part, queries, keys, own.lines, others.lines, values, None, group, march.CHUNK, finish)
+        return Result(out, totals, grid, flags)
+    phi = matrix(grid, phi_largest)
+    parts, alike = _parts(problems, workspace(grid, value, rows), query, key, value)
     for some in parts:
         part = grid.some(some, alike)
         inputs = (query, key, value, weight, phi, phi_largest)
@@ -82,6 +91,13 @@ def forward(
         sums = Output(of_heads(out, some), of_heads(totals, some), flags.some(some), normalise, near)
         read(part, places, readable, sums)
     return Result(out, totals, grid, flags)
+
+
+def _parts(problems: int, each: int, *inputs: Tensor) -> tuple[list[slice], bool]:
+    """The rounds of a call, and whether they are of one size, and such that addresses are aligned as in the first."""
+    parts = list(rounds(problems, each, *inputs))
+    sizes = {some.stop - some.start for some in parts}
+    return parts, len(sizes) == 1 and min(sizes) % 4 == 0
 
 
 def _levels(grid: Grid, places: Places, weight: Tensor | None, phi: Tensor) -> Tensor:

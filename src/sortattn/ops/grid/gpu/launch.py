@@ -13,6 +13,7 @@ from torch import Tensor
 from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
+from ....cuda.launch import Kernel
 from . import record
 
 
@@ -89,3 +90,28 @@ class _Quick:
     def _again(compiled, programs: tuple[int, int, int], run, rest: tuple, arguments: tuple) -> None:
         run(*arguments, *rest)
         record.launched(compiled, programs, (*arguments, *rest))
+
+
+def direct(kernel: Kernel, known: Known | None) -> Callable:
+    """A kernel that is not Triton's, called as it is, so that the launch is part of a recorded call."""
+
+    def launch(programs: tuple[int, ...], block: int, *arguments, shared: int) -> None:
+        kernel(programs, block, *arguments, shared=shared)
+        if known is None:
+            record.missed()
+        record.launched(_Direct(kernel, block, shared), programs, arguments)
+
+    return launch
+
+
+class _Direct:
+    """In place of a compiled kernel of Triton, see `record.straight`."""
+
+    run = None
+
+    def __init__(self, kernel: Kernel, block: int, shared: int):
+        self._kernel, self._block, self._shared = kernel, block, shared
+
+    def __getitem__(self, programs: tuple[int, ...]):
+        # on the current stream, which is that of the others
+        return lambda *arguments, stream: self._kernel(programs, self._block, *arguments, shared=self._shared)

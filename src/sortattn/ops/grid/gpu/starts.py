@@ -1,0 +1,95 @@
+"""What `march` takes from the points themselves: F at the first node, chunk by chunk, and the largest values.
+
+Of `add_riesz` F at the first node x is, for a key t, `2 max(-t, 0) / tau` and what x adds if it is above zero.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ....kernels import RIESZ_EPSILON
+from .grid import Grid
+from .launch import quick
+from .layout import count_blocks, power_of_two
+from .record import empty
+
+# channels, and eight columns of which the first is for the sums of the weights
+WIDE = 72
+
+
+@triton.jit
+def starts_kernel(
+    key,
+    rows,
+    nodes,
+    bandwidth,
+    starts,
+    largest,
+    epsilon,
+    length,
+    chunks,
+    D: tl.constexpr,
+    DIMS: tl.constexpr,
+    G: tl.constexpr,
+    GP: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """To `starts (P, chunks, WIDE)` what the keys of a chunk give F at the first node, of all dimensions together.
+
+    First for their `rows (P, length, CHANNELS)`, then for ones; behind these are zeros. To `largest (P, chunks)` the
+    largest of the rows by its absolute value; NaN where there is one.
+    """
+    problem, chunk = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    n = chunk * CHUNK + tl.arange(0, CHUNK)
+    d, c = tl.arange(0, DIMS), tl.arange(0, CHANNELS)
+    here = n < length
+    at = problem * length + n
+    row = tl.load(rows + at[:, None] * CHANNELS + c[None, :], mask=here[:, None], other=0.0).to(tl.float32)
+    point = tl.load(key + at[:, None] * D + d[None, :], mask=here[:, None] & (d < D)[None, :], other=0.0)
+    line = nodes + (problem * D + tl.minimum(d, D - 1)) * GP
+    # of nodes that are all on one side of zero, the nearest one
+    beyond = tl.maximum(tl.load(line), 0.0) + tl.maximum(-tl.load(line + G - 1), 0.0)
+    below = tl.maximum(-point.to(tl.float32), 0.0)
+    # where all are below zero, what is beyond the last node is counted with it
+    below = tl.maximum(below - tl.maximum(-tl.load(line + G - 1), 0.0)[None, :], 0.0)
+    rate = 2 / tl.load(bandwidth + problem)
+    start = tl.sum(below, 1) * rate + tl.sum(tl.where(d < D, beyond * rate + epsilon, 0.0), 0)
+    start = tl.where(here, start, 0.0)
+    out = starts + (problem * chunks + chunk) * WIDE
+    tl.store(out + c, tl.sum(start[:, None] * row, 0))
+    rest = tl.arange(0, 8)
+    tl.store(out + CHANNELS + rest, tl.where(rest == 0, tl.sum(start, 0), 0.0))
+    # as bits, of which those of a NaN are larger than all others
+    most = tl.max(tl.max(tl.abs(row).to(tl.int32, bitcast=True), 1), 0)
+    tl.store(largest + problem * chunks + chunk, most.to(tl.float32, bitcast=True))
+
+
+def find_starts(grid: Grid, key: Tensor, rows: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+    """`(P, chunks, WIDE)` and `(P, chunks)`, see `starts_kernel`."""
+    problems, length, channels = rows.shape
+    chunks = count_blocks(length, chunk)
+    starts = empty(problems, chunks, WIDE, device=rows.device)
+    largest = empty(problems, chunks, device=rows.device)
+    quick(starts_kernel, grid.launches)[(chunks, problems)](
+        key,
+        rows,
+        grid.nodes,
+        grid.bandwidth,
+        starts,
+        largest,
+        RIESZ_EPSILON,
+        length,
+        chunks,
+        D=grid.dims,
+        DIMS=power_of_two(grid.dims),
+        G=grid.layout.count,
+        GP=grid.layout.padded,
+        CHUNK=chunk,
+        CHANNELS=channels,
+        WIDE=WIDE,
+        # as measured on one H200: 0.032 ms at 8,192 points, with four of them 0.035, with eight 0.046
+        num_warps=2,
+    )
+    return starts, largest

@@ -1,0 +1,106 @@
+// Twins of warpgroup.cu: products are made at once, and whoever waits for a barrier lets others run.
+#include "tiled.h"
+
+static unsigned char *shared_memory;
+static unsigned shared_address(const void *memory) {
+    shared_memory = (unsigned char *)memory;
+    return 0;
+}
+
+static int half_word(unsigned both, int which) { return short(both >> 16 * which); }
+static unsigned both_words(int x, int y) { return (unsigned short)x | unsigned((unsigned short)y) << 16; }
+static unsigned ramps(unsigned places, unsigned shift, unsigned limit) {
+    int found[2];
+    for (int i = 0; i < 2; ++i)
+        found[i] = std::min(std::max(int(short(half_word(places, i) + half_word(shift, i))), 0), half_word(limit, i));
+    return both_words(found[0], found[1]);
+}
+static unsigned add_places(unsigned one, unsigned other) {
+    return both_words(half_word(one, 0) + half_word(other, 0), half_word(one, 1) + half_word(other, 1));
+}
+static unsigned fused(float factor, unsigned x, float z, float other) {
+    return pack(double(factor) * half_of(x, 0) + z, double(factor) * half_of(x, 1) + other);
+}
+static unsigned multiply_add(unsigned factors, unsigned x) {
+    return fused(half_of(factors, 0), x, half_of(factors, 1), half_of(factors, 1));
+}
+static unsigned multiply_add_low(unsigned factors, unsigned x, unsigned z) {
+    return fused(half_of(factors, 0), x, half_of(z, 0), half_of(z, 1));
+}
+static unsigned multiply_add_high(unsigned factors, unsigned x, unsigned z) {
+    return fused(half_of(factors, 1), x, half_of(z, 0), half_of(z, 1));
+}
+
+static void copy(unsigned to, const void *from, bool there) {
+    if (there) std::memcpy(shared_memory + to, from, 16);
+    else std::memset(shared_memory + to, 0, 16);
+}
+static void end_copies() {}
+static void wait_for_copies() {}
+static void store_blocks(unsigned to, const unsigned *words, int number) {
+    // lane l has the address of row l % 8 of block l / 8
+    for (int block = 0; block < number; ++block) {
+        unsigned at = emulator::take(to, block * 8 + emulator::lane() / 4);
+        std::memcpy(shared_memory + at + emulator::lane() % 4 * 4, words + block, 4);
+    }
+}
+static void store_four(unsigned to, unsigned a, unsigned b, unsigned c, unsigned d) {
+    unsigned words[] = {a, b, c, d};
+    store_blocks(to, words, 4);
+}
+static void store_two(unsigned to, unsigned a, unsigned b) {
+    unsigned words[] = {a, b};
+    store_blocks(to, words, 2);
+}
+static void show() {}
+
+struct Counted {
+    unsigned short arrivals, missing;
+    int passed;
+};
+static Counted &counted(unsigned at) { return *reinterpret_cast<Counted *>(shared_memory + at); }
+static void make_barrier(unsigned at, int arrivals) {
+    counted(at) = {(unsigned short)arrivals, (unsigned short)arrivals, 0};
+}
+static void arrive(unsigned at) {
+    Counted &found = counted(at);
+    if (--found.missing == 0) found.missing = found.arrivals, found.passed++;
+}
+static void wait(unsigned at, int parity) {
+    while (counted(at).passed % 2 == parity) {
+        int from = emulator::me, to = emulator::next_alive();
+        emulator::switch_to(to);
+        change_stacks(&emulator::fibres[from], emulator::fibres[to]);
+    }
+}
+static void take_registers() {}
+static void leave_some_registers() {}
+static void leave_most_registers() {}
+
+static void begin_products() {}
+static void end_products() {}
+static void wait_for_products() {}
+static void wait_for_products_but_three() {}
+static void wait_for_products_but_seven() {}
+template <class N> void hold(N &) {}
+static void multiply(float (&sums)[36], const unsigned (&a)[4], unsigned long long rows) {
+    unsigned(&warp)[32][6] = fragments[emulator::me / 32];
+    int lane = emulator::me % 32;
+    std::copy(a, a + 4, warp[lane]);
+    emulator::wait_for_warp();
+    auto field = [=](int shift) { return int(rows >> shift & 0x3fff) * 16; };
+    const unsigned char *start = shared_memory + field(0);
+    int down = field(16), across = field(32);
+    for (int e = 0; e < 36; ++e) {
+        int row = lane / 4 + e / 2 % 2 * 8, column = e / 4 * 8 + lane % 4 * 2 + e % 2;
+        float left[16], right[16];
+        for (int k = 0; k < 16; ++k) {
+            left[k] = half_of(warp[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2);
+            _Float16 number;
+            std::memcpy(&number, start + k / 8 * down + column / 8 * across + k % 8 * 16 + column % 8 * 2, 2);
+            right[k] = number;
+        }
+        sums[e] = sum_of_products(sums[e], left, right);
+    }
+    emulator::wait_for_warp();
+}
