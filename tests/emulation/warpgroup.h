@@ -54,12 +54,6 @@ static void store_two(unsigned to, unsigned a, unsigned b) {
 }
 static void show() {}
 
-// blocks run one after the other: that before has said all
-static float2 unpack(unsigned both) { return {half_of(both, 0), half_of(both, 1)}; }
-static int heard(const int *from) { return *from; }
-static void say(int *to, int what) { *to = what; }
-template <typename T> static T read_fresh(const T *from) { return *from; }
-
 struct Counted {
     unsigned short arrivals, missing;
     int passed;

@@ -59,8 +59,8 @@ def forward(
     """Attention (`normalise`) or kernel sums of `query (P, group * M, D)`, `key (P, N, D)`, `value (P, N, C)`."""
     problems, rows, dims = query.shape
     seen, channels = value.shape[1:]
-    numbers = zeros(problems * (group + 2 + dims), query.device)
-    row_flags, shared, phi_largest, done = numbers.split([problems * group, problems, problems, problems * dims])
+    numbers = zeros(problems * (group + 2), query.device)
+    row_flags, shared, phi_largest = numbers.split([problems * group, problems, problems])
     flags = Flags(row_flags, shared, group)
     known = launches_of(query, key, value, weight, bandwidth, kernel, count, group, normalise)
     grid = plan(query, key, weight, bandwidth, kernel, count, flags, known)
@@ -72,8 +72,8 @@ def forward(
             part = grid.some(some, alike)
             queries, keys, values = (of_heads(one, some) for one in (query, key, value))
             own, others = (locate(part, one, None, grid.place_type, grid.line_type) for one in (queries, keys))
-            far = march.march(part, own, others, keys, values, of_heads(done.view(problems, dims), some))
-            finish = Finish(far, of_heads(out, some), of_heads(totals, some), flags.some(some), normalise)
+            units = march.march(part, own, others, keys, values)
+            finish = Finish(units, of_heads(out, some), of_heads(totals, some), flags.some(some), normalise)
             sum_near(part, queries, keys, own.lines, others.lines, values, None, group, march.CHUNK, finish)
         return Result(out, totals, grid, flags)
     phi = matrix(grid, phi_largest)

@@ -1,4 +1,4 @@
-"""The last step of a causal call whose tables never went to memory: sums are added up, and normalised."""
+"""The last step of a causal call whose tables never went to memory: parts of sums are added up, and normalised."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .march import Far
+from .march import Units
 from .tables import Flags
 
 
@@ -14,7 +14,7 @@ from .tables import Flags
 class Finish:
     """What is added to the sums of pairs, and where the output goes."""
 
-    far: Far
+    units: Units
     rows: Tensor
     totals: Tensor
     flags: Flags
@@ -23,7 +23,8 @@ class Finish:
     @property
     def arguments(self) -> tuple:
         """What `finished` takes."""
-        return self.far.sums, self.far.totals, self.far.unscale, self.flags.rows, self.flags.shared
+        units = self.units
+        return units.sums, units.totals, units.unscale, units.first, units.each, self.flags.rows, self.flags.shared
 
 
 @triton.jit
@@ -33,6 +34,8 @@ def finished(
     sums,
     totals,
     unscale,
+    first,
+    each,
     flags,
     key_flags,
     problem,
@@ -48,11 +51,20 @@ def finished(
     NORMALISE divides the one by the other; where there are no weights the output is zero, and NaN where a flag is
     raised.
     """
-    at = problem * length + m
+    unit = tl.where(problem < first, problem * each, (2 * problem - first) * each)
+    stop = unit + tl.where(problem < first, each, 2 * each)
     channel = tl.arange(0, CHANNELS)
-    far = tl.load(sums + at[:, None] * CHANNELS + channel[None, :], mask=here[:, None], other=0.0).to(tl.float32)
-    far *= tl.load(unscale + problem)
-    total += tl.load(totals + at, mask=here, other=0.0)
+    far = tl.zeros((ROWS, CHANNELS), tl.float32)
+    # two at a time, as Triton loads nothing ahead here: pairs and this together 0.326 instead of 0.338 ms
+    for part in range(unit, stop, 2):
+        at = part * length + m
+        spot = sums + at[:, None] * CHANNELS + channel[None, :]
+        also = here & (part + 1 + 0 * m < stop)
+        one = tl.load(spot, mask=here[:, None], other=0.0)
+        two = tl.load(spot + length * CHANNELS, mask=also[:, None], other=0.0)
+        total += tl.load(totals + at, mask=here, other=0.0) + tl.load(totals + at + length, mask=also, other=0.0)
+        far += one.to(tl.float32) * tl.load(unscale + part)
+        far += two.to(tl.float32) * tl.load(unscale + tl.minimum(part + 1, stop - 1))
     # halves, threads of a row, blocks of eight columns, two columns
     far = tl.permute(tl.reshape(far, (ROWS, CHANNELS // 32, 4, 4, 2)), (0, 1, 3, 2, 4))
     found += tl.reshape(far, (ROWS, CHANNELS))

@@ -14,10 +14,6 @@
 // times its row, of which the last column is a power of two, for the sums of the weights. F at the first node comes
 // from starts.py.
 //
-// Blocks of a head add to the sums of the block before them, tile by tile, as soon as these are there: one sum for a
-// query goes to memory, not one for every block, and always the same. Blocks begin in their order, so the one that is
-// waited for is under way.
-//
 // Set by march.py: GP, TABLES, CHUNK (points), STATS (lines of what is known of a dimension), SHARED (bytes).
 
 #include "warpgroup.cu"
@@ -263,28 +259,12 @@ inline void multiply_ramps(float (&sums)[36], const unsigned *codes, unsigned ta
     hold(sums);
 }
 
-// Where the sums of a head go: as halves `out (length, 64)`, the columns of every half of them in the order of the
-// threads that have them, and sums of weights `totals (length)`. How many tiles every warp of the block `before`, which
-// the first one does not have, and of this one has written.
+// Where the sums of this block go: as halves `out (length, 64)`, the columns of every half of them in the order of the
+// threads that have them, and sums of weights `totals (length)`.
 struct Target {
     uint4 *out;
     float *totals;
     float by, by_total;
-    const int *before;
-    int *done;
-
-    void wait(int warp, int tiles) const {
-        if (!before) return;
-        if (threadIdx.x % 32 == 0) {
-            while (heard(before + warp) < tiles) {
-            }
-        }
-        __syncwarp();
-    }
-    void show(int warp, int tiles) const {
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) say(done + warp, tiles);
-    }
 };
 
 inline void read_tables(const Head &head, const Target &target) {
@@ -307,33 +287,24 @@ inline void read_tables(const Head &head, const Target &target) {
                 multiply_ramps(sums, reinterpret_cast<const unsigned *>(codes), start + buffer * TABLE, shift, limit);
             }
             const float *base = reinterpret_cast<const float *>(brought + CODES) + 2 * t;
-            int tiles = chunk * (CHUNK / 64) + tile + 1;
-            target.wait(warp, tiles);
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 long long m = (long long)chunk * CHUNK + first + h;
                 if (m >= head.length) continue;
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    uint4 *place = target.out + m * 8 + half * 4 + t, there = {};
-                    if (target.before) there = read_fresh(place);
-                    unsigned found[4] = {there.x, there.y, there.z, there.w};
+                    unsigned found[4];
 #pragma unroll
                     for (int i = 0; i < 4; ++i) {
                         int j = 4 * half + i;
                         const float *x = sums + 4 * j + 2 * h;
-                        float2 from = *reinterpret_cast<const float2 *>(base + 8 * j), other = unpack(found[i]);
-                        found[i] =
-                            pack(fmaf(x[0], target.by, from.x) + other.x, fmaf(x[1], target.by, from.y) + other.y);
+                        float2 from = *reinterpret_cast<const float2 *>(base + 8 * j);
+                        found[i] = pack(fmaf(x[0], target.by, from.x), fmaf(x[1], target.by, from.y));
                     }
-                    *place = {found[0], found[1], found[2], found[3]};
+                    target.out[m * 8 + half * 4 + t] = {found[0], found[1], found[2], found[3]};
                 }
-                if (t == 0) {
-                    float other = target.before ? read_fresh(target.totals + m) : 0;
-                    target.totals[m] = fmaf(sums[32 + 2 * h], target.by_total, base[CHANNELS]) + other;
-                }
+                if (t == 0) target.totals[m] = fmaf(sums[32 + 2 * h], target.by_total, base[CHANNELS]);
             }
-            target.show(warp, tiles);
         }
         __syncwarp();
         if (lane == 0) {
@@ -398,15 +369,15 @@ inline void bring(const Head &head, const float *starts, float scale) {
     }
 }
 
-// Of head `first` + y and the dimensions of block x: what the keys of all chunks before its own give a query of
-// `queries (heads, dims, length)`. Added up over the blocks, it goes to `out (heads, length, 64)`, to be multiplied
-// with `unscale (heads)`, and to `totals (heads, length)` go the sums of the weights. `done (heads, dims)` are zeros.
+// Of head `first` + y and the dimensions of block x: to `out (units, length, 64)`, times `unscale (units)`, what the
+// keys of all chunks before its own give a query of `queries (heads, dims, length)`, and to `totals (units, length)`
+// the sums of the weights. A unit is a block: `unit` is that of the first one.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     march(const short *queries, const short *keys, const unsigned short *rows, const float *nodes, const float *stats,
           const float *bandwidth, const float *starts, const float *largest, uint4 *out, float *totals, float *unscale,
-          int *done, long long first, long long length, long long dims, long long count, double epsilon) {
+          long long first, long long unit, long long length, long long dims, long long count, double epsilon) {
     long long head_at = first + blockIdx.y, line = head_at * dims + blockIdx.x * DIMS;
-    done += head_at * dims + 4 * blockIdx.x;
+    unit += (long long)blockIdx.y * gridDim.x + blockIdx.x;
     int chunks = (length + CHUNK - 1) / CHUNK, warp = threadIdx.x / 32;
     Head head{queries + line * length,
               keys + line * length,
@@ -426,7 +397,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     show();
     if (threadIdx.x == 0) {
-        unscale[head_at] = 1 / scales.sum;
+        unscale[unit] = 1 / scales.sum;
         for (int i = 0; i < STAGES; ++i) {
             make_barrier(full(i), 128);
             make_barrier(used(i), 4 * (TABLES + 1));
@@ -443,8 +414,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     } else if (warp < 4 * TABLES + 4) {
         leave_some_registers();
         float by = 32768 / scales.weight;
-        read_tables(head, {out + head_at * length * 8, totals + head_at * length, by * scales.sum, by / scales.one,
-                           blockIdx.x ? done - 4 : nullptr, done});
+        read_tables(head, {out + unit * length * 8, totals + unit * length, by * scales.sum, by / scales.one});
     } else {
         leave_most_registers();
         bring(head, blockIdx.x ? nullptr : starts + head_at * chunks * WIDE, scales.sum);

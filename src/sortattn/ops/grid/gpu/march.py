@@ -28,16 +28,19 @@ _STAGES = 3
 
 
 @dataclass(frozen=True)
-class Far:
-    """What the keys of earlier chunks give queries.
+class Units:
+    """What the keys of earlier chunks give queries, in parts by blocks of dimensions.
 
-    `sums (P, N, C)` in float16, times `unscale (P)`; of every half of the channels those that are 8 apart stand
-    together. `totals (P, N)` are the sums of the weights.
+    `sums (units, N, C)` in float16, times `unscale (units)`; of every half of the channels those that are 8 apart stand
+    together. `totals (units, N)` are the sums of the weights. The first heads have `each` units, those from `first` on
+    twice as many.
     """
 
     sums: Tensor
     totals: Tensor
     unscale: Tensor
+    first: int
+    each: int
 
 
 def serves(grid: Grid, query: Tensor, value: Tensor, weight: Tensor | None, group: int) -> bool:
@@ -58,15 +61,16 @@ def serves(grid: Grid, query: Tensor, value: Tensor, weight: Tensor | None, grou
     )
 
 
-def march(grid: Grid, queries: Places, keys: Places, key: Tensor, rows: Tensor, done: Tensor) -> Far:
-    """What the `rows (P, N, 64)` of the keys before its own chunk give every query; `done (P, D)` are zeros."""
+def march(grid: Grid, queries: Places, keys: Places, key: Tensor, rows: Tensor) -> Units:
+    """What the `rows (P, N, 64)` of the keys before its own chunk give every query."""
     problems, length, _ = rows.shape
     starts, largest = find_starts(grid, key, rows, CHUNK)
     lines = grid.dims * grid.layout.padded
     each = lines // (2 * _ROWS)
     first = divided(problems, each, _processors(rows.get_device()))
-    sums = empty(problems, length, CHANNELS, dtype=torch.float16, device=rows.device)
-    totals, unscale = (empty(problems, *shape, device=rows.device) for shape in ((length,), ()))
+    number = (2 * problems - first) * each
+    sums = empty(number, length, CHANNELS, dtype=torch.float16, device=rows.device)
+    totals, unscale = (empty(number, *shape, device=rows.device) for shape in ((length,), ()))
     for tables, start, heads in ((2, 0, first), (1, first, problems - first)):
         if not heads:
             continue
@@ -84,20 +88,21 @@ def march(grid: Grid, queries: Places, keys: Places, key: Tensor, rows: Tensor, 
             sums,
             totals,
             unscale,
-            done,
             start,
+            start * each,
             length,
             grid.dims,
             grid.layout.count,
             RIESZ_EPSILON,
             shared=shared_of(grid.layout.padded, tables, CHUNK),
         )
-    return Far(sums, totals, unscale)
+    return Units(sums, totals, unscale, first, each)
 
 
 def workspace(grid: Grid, length: int) -> int:
-    """Bytes of the sums of one head, and of its places."""
-    return length * (2 * CHANNELS + 4 + 4 * grid.dims)
+    """Bytes of the units of one head, and of its places."""
+    units = grid.dims * grid.layout.padded // _ROWS
+    return length * (units * (2 * CHANNELS + 4) + 4 * grid.dims)
 
 
 def divided(problems: int, each: int, processors: int) -> int:

@@ -74,9 +74,11 @@ def near_kernel(
     first,
     tiles,
     channels,
-    far_sums,
-    far_totals,
+    unit_sums,
+    unit_totals,
     unscale,
+    first_head,
+    each,
     flags,
     key_flags,
     D: tl.constexpr,
@@ -167,8 +169,8 @@ def near_kernel(
             )
             found = tl.dot(sums, row.to(tl.float32), found, input_precision=PRECISION)
         if MARCHED:
-            given = (far_sums, far_totals, unscale, flags, key_flags)
-            found, total = finished(found, total, *given, problem, own, here, length, ROWS, CHANNELS, NORMALISE)
+            units = (unit_sums, unit_totals, unscale, first_head, each, flags, key_flags)
+            found, total = finished(found, total, *units, problem, own, here, length, ROWS, CHANNELS, NORMALISE)
         spot = out + at[:, None] * channels + channel[None, :]
         tl.store(spot, found.to(out.dtype.element_ty), mask=here[:, None] & has[None, :])
         tl.store(totals + at, total, mask=here)
@@ -202,7 +204,7 @@ def sum_near(
     if finish is None:
         out = empty(problems, group * length, channels, device=rows.device)
         totals = empty(problems, group * length, device=rows.device)
-        more = (out, totals, totals, totals, totals)
+        more = (out, totals, totals, 0, 0, totals, totals)
     else:
         out, totals, more = finish.rows, finish.totals, finish.arguments
     found = Causal(out, totals, seen - length, seen, chunk)

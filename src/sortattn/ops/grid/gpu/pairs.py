@@ -153,9 +153,11 @@ def pairs_kernel(
     offset,
     first,
     channels,
-    far_sums,
-    far_totals,
+    unit_sums,
+    unit_totals,
     unscale,
+    first_head,
+    each,
     flags,
     key_flags,
     D: tl.constexpr,
@@ -251,8 +253,8 @@ def pairs_kernel(
             found = tl.dot(sums, value.to(tl.float32), found, input_precision=PRECISION)
     found, total = found / scale, total / scale
     if MARCHED:
-        given = (far_sums, far_totals, unscale, flags, key_flags)
-        found, total = finished(found, total, *given, problem, own, here, length, ROWS, CHANNELS, NORMALISE)
+        units = (unit_sums, unit_totals, unscale, first_head, each, flags, key_flags)
+        found, total = finished(found, total, *units, problem, own, here, length, ROWS, CHANNELS, NORMALISE)
     spot = out + at[:, None] * channels + channel[None, :]
     tl.store(spot, found.to(out.dtype.element_ty), mask=here[:, None] & has[None, :])
     tl.store(totals + at, total, mask=here)

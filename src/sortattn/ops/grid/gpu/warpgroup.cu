@@ -44,13 +44,6 @@ inline unsigned multiply_add_high(unsigned factors, unsigned x, unsigned z) {
         : "r"(factors), "r"(x), "r"(z));
     return result;
 }
-inline float2 unpack(unsigned both) {
-    float2 result;
-    asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
-        : "=f"(result.x), "=f"(result.y)
-        : "r"(both));
-    return result;
-}
 // x is in the lower half
 inline unsigned pack(float x, float y) {
     unsigned result;
@@ -95,33 +88,6 @@ inline void wait(unsigned at, int parity) {
                  "r"(parity)
                  : "memory");
 }
-
-// ---- other blocks
-
-// How far another block has come, whose results up to there can be read then; and to say so of this one's.
-inline int heard(const int *from) {
-    int result;
-    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(result) : "l"(from) : "memory");
-    return result;
-}
-inline void say(int *to, int what) {
-    asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(to), "r"(what) : "memory");
-}
-// past the cache of the multiprocessor
-inline uint4 read_fresh(const uint4 *from) {
-    uint4 result;
-    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(result.x), "=r"(result.y), "=r"(result.z), "=r"(result.w)
-                 : "l"(from)
-                 : "memory");
-    return result;
-}
-inline float read_fresh(const float *from) {
-    float result;
-    asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(result) : "l"(from) : "memory");
-    return result;
-}
-
 // ---- registers
 
 // With two groups that have tables 512 in all, for four threads of different groups.
