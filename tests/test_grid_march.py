@@ -28,7 +28,7 @@ def test_it_compiles_as_for_a_user(padded, tables):
     assert b"march" in machine_code(kernel.source, kernel.defines, "sm_90a", entry="march", optimised=True)
 
 
-def marched(padded, tables, chunk, length, dims):
+def marched(padded, tables, chunk, length, dims, size_of_values=1.0):
     """What every block of dimensions gives queries of the keys before their chunk: by the kernel, and in float64."""
     generator = torch.Generator().manual_seed(0)
     count, size = padded - 1, 256 * tables // padded
@@ -42,9 +42,10 @@ def marched(padded, tables, chunk, length, dims):
         torch.randint(512, 512 * (count - 2), (1, dims, length), dtype=torch.int16, generator=generator)
         for _ in range(2)
     )
-    rows = torch.randn(1, length, 64, generator=generator).half()
+    rows = (size_of_values * torch.randn(1, length, 64, generator=generator)).half()
     chunks = -(-length // chunk)
-    starts = 100 * torch.randn(1, chunks, WIDE, generator=generator)
+    starts = 100 * size_of_values * torch.randn(1, chunks, WIDE, generator=generator)
+    starts[..., 64:] /= size_of_values
     largest = torch.stack([part.float().abs().max() for part in rows[0].split(chunk)])[None]
     units = dims // size
     out, totals, unscale = torch.empty(units, length, 64).half(), torch.empty(units, length), torch.empty(units)
@@ -87,6 +88,15 @@ def test_queries_read_what_the_keys_before_their_chunk_have_left(padded, tables,
         assert relative_error(one[:, 64], other[:, 64]) < 1e-3
 
 
+@pytest.mark.skipif(not AVAILABLE, reason="needs g++ on Linux, and its halves")
+@pytest.mark.parametrize("size", [12_000.0, 1e-5])
+def test_large_and_small_values_take_no_digits_from_the_weights(size):
+    found, wanted = marched(32, 1, 128, 2048, 8, size)
+    for one, other in zip(found, wanted, strict=True):
+        assert relative_error(one[:, :64], other[:, :64]) < 6e-4
+        assert relative_error(one[:, 64], other[:, 64]) < 6e-4
+
+
 def served(monkeypatch, dtype=torch.float16, length=64, channels=64, count=32, dims=64, name="add_riesz", **other):
     from sortattn.ops.grid.gpu import grid as grid_module
 
@@ -117,6 +127,7 @@ def test_it_serves_calls_of_its_kind_alone(monkeypatch):
         {"group": 2},
         {"weight": torch.ones(1, 64)},
         {"query": torch.zeros(1, 32, 64)},
+        {"value": torch.zeros(1 + 64 * 64, dtype=torch.float16)[1:].view(1, 64, 64)},
     )
     assert not any(served(monkeypatch, **other) for other in others)
 
@@ -150,7 +161,7 @@ def test_its_launches_are_part_of_recorded_calls():
 
 
 @pytest.mark.parametrize("count", [32, 64])
-@pytest.mark.parametrize("length", [72, 1000])
+@pytest.mark.parametrize("length", [72, 136, 264, 1000])
 def test_calls_on_hopper_are_near_the_definition_and_have_the_same_bits(count, length, device, monkeypatch):
     if device == "cpu" or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a GPU of compute capability 9.0")

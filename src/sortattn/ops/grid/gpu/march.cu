@@ -73,10 +73,10 @@ struct Head {
     }
 };
 
-// Powers of two: what weights of keys are multiplied with, what the rows of all keys hold for a sum of weights, and
-// what sums are multiplied with as halves. Every warp finds them by itself.
+// Powers of two: what weights of keys are multiplied with, what tables are as halves, what the rows of all keys hold
+// for a sum of weights, and what sums are multiplied with as halves. Every warp finds them by itself.
 struct Scales {
-    float weight, one, sum;
+    float weight, table, one, sum;
 
     Scales(const Head &head, const float *line, int dims, const float *largest, float epsilon) {
         int lane = threadIdx.x % 32;
@@ -94,9 +94,10 @@ struct Scales {
             reach += fmaxf(fabsf(line[d * GP]), fabsf(line[d * GP + head.count - 1])) * head.rate * 2 + epsilon;
         reach = sum_of_warp(reach);
         one = most > 0 ? power_below(fmaxf(most, 6e-8f)) : 1;
-        // a weight is at most one, and the sum of all keys at most 2^15
-        float all = 2 * power_below(2 * one * head.length);
-        weight = fminf(32768 / all, 1.0f) / (2 * power_below(cell));
+        // a weight is at most one, and the sum of all keys at most 2^15; both at once would take the weights' digits
+        // where values are large or many
+        weight = 1 / (2 * power_below(cell));
+        table = 32768 / (2 * power_below(2 * one * head.length));
         sum = 32768 / (2 * power_below(fmaxf(reach * 2 * one * head.length, 1e-30f)));
         if (!known) sum = __int_as_float(0x7fffffff);
     }
@@ -160,9 +161,10 @@ template <int M> inline void add_product(float (&sums)[4][36], unsigned (&own)[4
     end_products();
 }
 
-inline void add_keys(const Head &head, int warp, float weight) {
+inline void add_keys(const Head &head, int warp, const Scales &scales) {
     Slab slab(warp);
-    Weights weights(head, slab.dim, slab.node, weight);
+    Weights weights(head, slab.dim, slab.node, scales.weight);
+    float by = scales.table;
     unsigned start = shared_address(memory);
     // the ramps of the node before the first one are places less that node
     unsigned shift = kept(unsigned(0x10000 + 512 - 512 * slab.node) % 0x10000 * 0x10001u), limit = kept(0x02000200);
@@ -204,9 +206,10 @@ inline void add_keys(const Head &head, int warp, float weight) {
 #pragma unroll
             for (int j = 0; j < 8; j += 2) {
                 const float *y = x + 4 * j;
-                store_four(at + j * 128, pack(y[0], y[1]), pack(y[2], y[3]), pack(y[4], y[5]), pack(y[6], y[7]));
+                store_four(at + j * 128, pack(y[0] * by, y[1] * by), pack(y[2] * by, y[3] * by),
+                           pack(y[4] * by, y[5] * by), pack(y[6] * by, y[7] * by));
             }
-            store_two(at + 8 * 128, pack(x[32], x[33]), pack(x[34], x[35]));
+            store_two(at + 8 * 128, pack(x[32] * by, x[33] * by), pack(x[34] * by, x[35] * by));
         }
         show();
         __syncwarp();
@@ -280,6 +283,8 @@ inline void read_tables(const Head &head, const Target &target) {
         if (chunk) wait(ready(buffer), (chunk - 1) / 2 % 2);
 #pragma unroll 1
         for (int tile = 0; tile < CHUNK / 64; ++tile) {
+            // lanes whose queries are not there have left out some of the tile before
+            __syncwarp();
             int first = tile * 64 + warp * 16 + 2 * g;
             float sums[36] = {};
             if (chunk) {
@@ -410,10 +415,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     if (warp < 4 * TABLES) {
         take_registers();
-        add_keys(head, warp, scales.weight);
+        add_keys(head, warp, scales);
     } else if (warp < 4 * TABLES + 4) {
         leave_some_registers();
-        float by = 32768 / scales.weight;
+        float by = 32768 / (scales.weight * scales.table);
         read_tables(head, {out + unit * length * 8, totals + unit * length, by * scales.sum, by / scales.one});
     } else {
         leave_most_registers();
