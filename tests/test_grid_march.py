@@ -91,7 +91,7 @@ def test_queries_read_what_the_keys_before_their_chunk_have_left(padded, tables,
 @pytest.mark.skipif(not AVAILABLE, reason="needs g++ on Linux, and its halves")
 @pytest.mark.parametrize("size", [12_000.0, 1e-5])
 def test_large_and_small_values_take_no_digits_from_the_weights(size):
-    found, wanted = marched(32, 1, 128, 2048, 8, size)
+    found, wanted = marched(32, 1, 128, 4096, 8, size)
     for one, other in zip(found, wanted, strict=True):
         assert relative_error(one[:, :64], other[:, :64]) < 6e-4
         assert relative_error(one[:, 64], other[:, 64]) < 6e-4
