@@ -5,7 +5,7 @@ import torch
 
 import sortattn
 from sortattn.cuda import launch
-from sortattn.ops.sorted import cuda_coil, room
+from sortattn.ops.sorted import cuda_coil, cuda_sort, room
 from sortattn.ops.sorted.tracks import tracks_of
 
 from .emulation.emulator import AVAILABLE, listing
@@ -19,6 +19,7 @@ pytestmark = [
 KERNELS = {
     "add_bump": sortattn.KERNELS["add_bump"],
     "hat": sortattn.Spline([-1.25, 0.0, 1.25], [0.0, 2.0, -2.0, 0.0]),
+    "hollow": sortattn.Spline([-1.25, 0.0, 1.25], [0.0, -0.5, 0.5, 0.0]),
 }
 
 
@@ -60,6 +61,35 @@ def test_sums_around_wound_lines_match_the_definition(name, kind, shape, wound):
     assert all(wound)
 
 
+@pytest.mark.parametrize("shift", [1e4, 1e5, -1e6])
+def test_an_offset_costs_no_digits(shift, wound):
+    """Nor do points that are close to the boundary of a cell, which a rounded product may be on the other side of."""
+    query, key, value = points("normal", 1, 300, 400, 2, 8)
+    check(query + shift, key + shift, value, "add_bump", tolerance=3e-7)
+    assert all(wound)
+
+
+@pytest.mark.parametrize("length", [1500, 2600], ids=["split", "merged"])
+def test_long_lines_are_wound_and_sorted_in_stretches(length, wound, monkeypatch):
+    monkeypatch.setattr(cuda_sort, "_sorter", lambda count, shared: (256, 4))
+    if length == 2600:
+        monkeypatch.setattr(cuda_sort, "_most_parts", lambda shared: 1)
+    query, key, value = points("normal", 1, length, length + 7, 2, 8)
+    check(query, key, value, "add_bump")
+    assert all(wound)
+
+
+def test_as_many_cells_as_there_is_room_for_with_queries_beyond_them(wound):
+    query, key, value = points("normal", 1, 200, 300, 2, 8)
+    # from the first to the last cell, and queries from before to behind them
+    key = torch.linspace(0.01, 8 * 1.5 - 0.01, 300)[None, torch.randperm(300), None].expand(1, 300, 2).contiguous()
+    query = torch.linspace(-2.0, 14.0, 200)[None, :, None].expand(1, 200, 2).contiguous()
+    sums = sortattn.kernel_sum(query, key, value, "add_bump", backend="sorted")
+    expected = sortattn.kernel_sum(*(part.double() for part in (query, key, value)), "add_bump", backend="reference")
+    assert (sums - expected).norm() <= 1e-6 * expected.norm()
+    assert wound == [8, 8]
+
+
 def test_values_of_one_sign_do_not_cancel(wound):
     query, key, value = points("normal", 1, 200, 3000, 2, 8)
     check(query, key, value + 3, "add_bump")
@@ -82,6 +112,9 @@ def test_lines_with_queries_at_the_edge_of_all_they_see_are_not_wound(wound):
     key = 0.001 * key + torch.where(torch.arange(300) % 2 == 0, 0.0, 2.99)[:, None]
     query = 0.0001 * query + 1.495
     check(query, key, value, "add_bump", tolerance=5e-5)
+    assert not any(wound)
+    # whatever keys are there that are masked, which stand among the others
+    check(query, key, value, "add_bump", tolerance=5e-5, key_mask=torch.arange(300)[None] % 4 < 2)
     assert not any(wound)
 
 

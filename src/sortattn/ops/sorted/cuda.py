@@ -110,12 +110,12 @@ def _sums(
     tracks = tracks_of(terms, False)
     wound = cuda_coil.serves(tracks, query, key, value)
 
-    def sort(some: slice, looked: Tensor | None, tau: Bandwidth) -> tuple[Lines, Lines]:
-        around = cuda_coil.wind(tracks, key[some], query[some], tau) if wound else None
+    def sort(some: slice, looked: Tensor | None, extra: Tensor | None, tau: Bandwidth) -> tuple[Lines, Lines]:
+        around = cuda_coil.wind(tracks, key[some], query[some], extra, tau) if wound else None
         return sort_both(key[some], query[some], looked, around)
 
     # at once, so that the GPU is busy while the host goes on
-    lines = sort(slice(None), unfit, bandwidth) if len(parts) == 1 else None
+    lines = sort(slice(None), unfit, weight, bandwidth) if len(parts) == 1 else None
     dtype, (problems, rows, _) = working_type(query.dtype), query.shape
     sums = torch.empty(problems, rows, value.shape[2], dtype=dtype, device=query.device)
     total = torch.empty(problems, rows, dtype=dtype, device=query.device)
@@ -127,7 +127,7 @@ def _sums(
         tau = bandwidth if isinstance(bandwidth, float) else bandwidth[some]
         # without a name they are gone before the next group is sorted
         scatter(
-            *sort(some, looked, tau), value[some], extra, terms, tau, False,
+            *sort(some, looked, extra, tau), value[some], extra, terms, tau, False,
             into=(sums[some], total[some]),
         )  # fmt: skip
     return sums, total

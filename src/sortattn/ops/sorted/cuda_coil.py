@@ -64,15 +64,16 @@ def serves(tracks: Tracks, query: Tensor, key: Tensor, value: Tensor) -> bool:
     return enough and fits and not torch.are_deterministic_algorithms_enabled()
 
 
-def wind(tracks: Tracks, key: Tensor, query: Tensor, bandwidth: Bandwidth) -> Tensor:
-    """How every line is wound, `(P, D, 4)`, see wind.cu."""
+def wind(tracks: Tracks, key: Tensor, query: Tensor, weight: Tensor | None, bandwidth: Bandwidth) -> Tensor:
+    """How every line is wound, `(P, D, 4)`, see wind.cu; keys whose weight is zero are not seen."""
     problems, count, dims = key.shape
     windings = torch.empty(problems, dims, 4, dtype=torch.float32, device=key.device)
     taus, tau = (None, bandwidth) if isinstance(bandwidth, float) else (bandwidth.contiguous(), 0.0)
     with launch.on(key.device):
         launch.Kernel(WINDING, "wind", (("CELLS", CELLS), *narrow(key.dtype)))(
-            (problems * math.ceil(dims / _LINES),), _WINDERS, key.contiguous(), query.contiguous(), taus, tau,
-            pitch(tracks), windings, count, query.shape[1], dims,
+            (problems * math.ceil(dims / _LINES),), _WINDERS, key.contiguous(), query.contiguous(),
+            None if weight is None else weight.contiguous(), taus, tau, pitch(tracks), windings, count, query.shape[1],
+            dims,
         )  # fmt: skip
     return windings
 
@@ -87,10 +88,10 @@ def run(walk: "Walk", walking: Defines, out: Tensor, out_extra: Tensor) -> None:
     head = walk.head()
     teams = teams_of(walk, head, _WARPS, 4, _HALVES, _SHARE)
     defines = *defines_of(walking, _WARPS, teams, walk.rows.dtype), ("CELLS", CELLS)
-    windings, table = walk.sources.windings, walk.tracks.tables[0]
+    windings, each = walk.sources.windings, pitch(walk.tracks)
     # the slope of the spline between its first nodes, by cells
-    scale = float(table[4]) * pitch(walk.tracks)
-    totals, whole = (walk.empty(walk.parts * walk.dims * each) for each in (_totals(walk.width), _line(walk.width)))
+    scale = float(walk.tracks.tables[0][4]) * each
+    totals, whole = (walk.empty(walk.parts * walk.dims * size) for size in (_totals(walk.width), _line(walk.width)))
     coil = launch.Kernel(SOURCE, "coil", defines)
     unsure = torch.empty(walk.problems, walk.number, dtype=torch.bool, device=walk.rows.device)
     queries, keys = walk.targets.points.contiguous(), walk.sources.points.contiguous()
@@ -112,7 +113,7 @@ def run(walk: "Walk", walking: Defines, out: Tensor, out_extra: Tensor) -> None:
         )  # fmt: skip
         launch.Kernel(MEND, "mend", defines)(
             (walk.problems * math.ceil(walk.number / _LOOKED),), _MENDERS, queries, keys, walk.rows, walk.extra,
-            windings, scale, unsure, out, out_extra, walk.number, walk.count, walk.dims,
+            walk.bandwidth, walk.tau, each, scale, unsure, out, out_extra, walk.number, walk.count, walk.dims,
         )  # fmt: skip
 
 

@@ -11,19 +11,21 @@ constexpr int THREADS = 256, QUERIES = 64, COLUMNS = WIDTH < THREADS ? WIDTH : T
 constexpr int DIMS = 64;
 
 // For every query of `points (heads, number, dims)` that is `unsure (heads, number)`: its sums, in place of what is in
-// `out (heads, number, STRIDE)` and `out_extra (heads, number)`, of the spline of height `scale` whose ends are as far
-// away as the `windings` say.
+// `out (heads, number, STRIDE)` and `out_extra (heads, number)`, of the spline of height `scale` whose ends are `pitch`
+// bandwidths away.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    mend(const real *points, const real *keys, const real *rows, const real *weights, const Winding *windings,
-         double scale, const bool *unsure, real *out, real *out_extra, index_t number, index_t count, index_t dims) {
-    __shared__ real query[DIMS], periods[DIMS], scores[THREADS], sums[THREADS];
+    mend(const real *points, const real *keys, const real *rows, const real *weights, const double *taus, double tau,
+         double pitch, double scale, const bool *unsure, real *out, real *out_extra, index_t number, index_t count,
+         index_t dims) {
+    __shared__ real query[DIMS], scores[THREADS], sums[THREADS];
     index_t blocks = (number + QUERIES - 1) / QUERIES, p = blockIdx.x / blocks, first = blockIdx.x % blocks * QUERIES;
     int column = threadIdx.x % COLUMNS, share = threadIdx.x / COLUMNS;
     index_t last = min(first + QUERIES, number);
     bool mine = first + threadIdx.x < last && unsure[p * number + first + threadIdx.x];
     if (!__syncthreads_or(mine)) return;
     Scalars scalars(weights, p * count);
-    rows += p * count * STRIDE, keys += p * count * dims, windings += p * dims;
+    double period = pitch * (taus ? taus[p] : tau), inverse = 1.0 / period;
+    rows += p * count * STRIDE, keys += p * count * dims;
     for (index_t m = first; m < last; m++) {
         if (!unsure[p * number + m]) continue;
         real total = real(0), sum[PARTS] = {};
@@ -32,17 +34,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             real score = real(0);
             for (index_t d = 0; d < dims; d += DIMS) {
                 __syncthreads();
-                if (threadIdx.x < min(dims - d, index_t(DIMS))) {
+                if (threadIdx.x < min(dims - d, index_t(DIMS)))
                     query[threadIdx.x] = points[(p * number + m) * dims + d + threadIdx.x];
-                    periods[threadIdx.x] = windings[d + threadIdx.x].period;
-                }
                 __syncthreads();
                 for (int k = 0; n < count && k < min(dims - d, index_t(DIMS)); k++) {
-                    // with what the difference has lost, which no rounding touches: little may be left of the period
-                    real x = query[k], t = keys[n * dims + d + k], u = x - t, minus_t = u - x;
-                    real lost = (x - (u - minus_t)) - (t + minus_t);
-                    real left = (periods[k] - fabsf(u)) - (u < real(0) ? -lost : lost);
-                    score += left > real(0) ? left / periods[k] : real(0);
+                    // little may be left of the period
+                    double left = period - fabs(double(query[k]) - double(keys[n * dims + d + k]));
+                    if (left > 0.0) score += real(left * inverse);
                 }
             }
             scores[threadIdx.x] = score *= real(scale);

@@ -18,16 +18,20 @@ struct alignas(16) Winding {
     float period, inverse;
     int first, cells;
 
-    // The cell of a point, and `beyond`, from 0 to 1, what it is beyond its begin; one rounding, however far it is.
+    // The cell of a point, and `beyond`, from 0 to 1, what it is beyond its begin; one rounding, however far it is. The
+    // product may be rounded across a boundary, which the sign of what is left, unlike its size, says exactly.
     __device__ float cell(float x, float &beyond) const {
         float i = floorf(x * inverse);
+        if (__fmaf_rn(-i, period, x) < 0.0f) i -= 1.0f;
+        if (__fmaf_rn(-(i + 1.0f), period, x) >= 0.0f) i += 1.0f;
         beyond = fminf(fmaxf(__fmaf_rn(-i, period, x) * inverse, 0.0f), 1.0f);
         return i;
     }
     __device__ word wound(float x) const {
         float beyond, i = cell(x, beyond) - float(first);
         int code = i < -1.0f || i > float(cells) ? 0 : int(i) + FIRST_CELL;
-        return word(beyond * float(AROUND) + 0.5f) << CELL_BITS | word(code);
+        // rounded alike in all kernels, which take halves of the circle by it
+        return word(__fmaf_rn(beyond, float(AROUND), 0.5f)) << CELL_BITS | word(code);
     }
     // As if the line went the other way.
     __device__ word mirrored(word point) const {

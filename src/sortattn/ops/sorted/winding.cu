@@ -20,14 +20,20 @@ constexpr int KEYS = 256, QUERIES = 64, FEW = 4;
 // how much less than all keys of neighbouring cells such a query sees
 constexpr float EDGE = 1.0f / 32.0f;
 
+// nothing is near it
+constexpr float FAR_AWAY = 3e38f;
+
+// The i-th of `some` points of a sample of `all`, of which no period hides any.
+__device__ inline index_t sampled(int i, int some, index_t all) { return (i * all / some + i * 37) % all; }
 __device__ inline float finite_or_zero(float x) { return x - x == 0.0f ? x : 0.0f; }
 
 // Wind the lines of `keys (heads, count, dims)` in cells of `pitch` bandwidths, if these are at most CELLS and if few
 // of the queries are so far from all keys that the sums of cells would cancel: these lose as many digits as what a
-// query sees is less than what is in the cells around.
+// query sees is less than what is in the cells around. Keys of which the `weights (heads, count)`, if there are any,
+// are zero are not seen.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    wind(const given_t *keys, const given_t *queries, const double *taus, double tau, double pitch, Winding *windings,
-         index_t count, index_t number, index_t dims) {
+    wind(const given_t *keys, const given_t *queries, const float *weights, const double *taus, double tau,
+         double pitch, Winding *windings, index_t count, index_t number, index_t dims) {
     __shared__ float ends[2][THREADS];
     __shared__ float sample[LINES][KEYS];
     __shared__ int at_edge[LINES];
@@ -51,14 +57,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     winding.period = float(pitch * (taus ? taus[head] : tau)), winding.inverse = 1.0f / winding.period;
     float part, first = winding.cell(least, part), last = winding.cell(most, part);
     // farther out cells could not be told apart
-    bool near = fmaxf(fabsf(first), fabsf(last)) < 4194304.0f && last - first < float(CELLS);
+    bool near = winding.period > 0.0f && fmaxf(fabsf(first), fabsf(last)) < 4194304.0f && last - first < float(CELLS);
     winding.first = near ? int(first) : 0, winding.cells = near ? int(last - first) + 1 : 0;
-    for (int i = thread; here && i < KEYS; i += EACH)
-        sample[mine][i] = finite_or_zero(widen(keys[i * count / KEYS * dims])) * winding.inverse;
+    for (int i = thread; here && i < KEYS; i += EACH) {
+        index_t n = sampled(i, KEYS, count);
+        bool there = !weights || weights[head * count + n] != 0.0f;
+        sample[mine][i] = there ? finite_or_zero(widen(keys[n * dims])) * winding.inverse : FAR_AWAY;
+    }
     __syncthreads();
     static_assert(QUERIES == EACH, "one a thread");
     if (here && near) {
-        float x = finite_or_zero(widen(queries[thread * number / QUERIES * dims])) * winding.inverse;
+        float x = finite_or_zero(widen(queries[sampled(thread, QUERIES, number) * dims])) * winding.inverse;
         float seen = 0.0f, around = 0.0f;
         for (int i = 0; i < KEYS; i++) {
             float t = sample[mine][i];
