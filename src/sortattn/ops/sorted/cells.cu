@@ -3,11 +3,11 @@
 // With W_i, the sum of all rows of keys in cell i, and B_i, that of rows times their parts, a query at part a of cell j
 // has from keys that it has not passed
 //     W_j - B_j + B_j-1 + a (W_j - W_j-1).
-// Sums of whole cells cancel for a query that sees little of what is in the cells around it: such queries are noted,
-// and summed key by key, see mend.cu.
-//
 // So every cell of a line has two rows, of which a query takes one of each in every dimension. Those of a few
 // dimensions are in shared memory at a time, while the next ones are on their way.
+//
+// Sums of whole cells cancel for a query that sees little of what is in the cells around it: such queries are noted,
+// and summed key by key, see mend.cu.
 //
 // Macros: those of given.cu, and CELLS.
 
@@ -21,8 +21,6 @@ constexpr int ACROSS = WIDTH / 4, TOGETHER = 32 / ACROSS;
 // numbers of a cell: a row for each of its sums; behind those of a line are extra scalars, and what is in the cells
 // around
 constexpr int TWICE = 2 * WIDTH, SCALARS = 4, LINE = ROWS_OF_LINE * (TWICE + SCALARS);
-// how much less than that a query may see
-constexpr real EDGE = real(1) / 32;
 // numbers of a half of a line, as coil.cu leaves them
 constexpr int TOTAL = CELLS * 2 * (WIDTH + 1);
 

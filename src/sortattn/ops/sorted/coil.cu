@@ -95,13 +95,10 @@ struct Arc {
     __device__ int index(int i) const { return read_once(order + (upper ? -i : i)); }
 };
 
-// The last lane of `some` before `lane`, or -1.
-__device__ inline int last_before(unsigned some, int lane) {
-    return 31 - __clz(some & (lane < 32 ? (1u << lane) - 1 : ALL));
-}
-
 // The first `some` lanes.
 __device__ inline unsigned first_lanes(int some) { return some < 32 ? (1u << some) - 1 : ALL; }
+// The last lane of `some` before `lane`, or -1.
+__device__ inline int last_before(unsigned some, int lane) { return 31 - __clz(some & first_lanes(lane)); }
 
 // A list of keys, the row of each being read before its turn, as is what it gives.
 struct List {

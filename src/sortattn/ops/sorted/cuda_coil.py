@@ -12,7 +12,7 @@ from ...cuda import launch
 from ...cuda.compile import Defines
 from . import room
 from .cuda_relay import defines_of, rounds_of, teams_of
-from .lines import Bandwidth, narrow
+from .lines import Bandwidth
 from .tracks import Tracks
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def wind(tracks: Tracks, key: Tensor, query: Tensor, weight: Tensor | None, band
     windings = torch.empty(problems, dims, 4, dtype=torch.float32, device=key.device)
     taus, tau = (None, bandwidth) if isinstance(bandwidth, float) else (bandwidth.contiguous(), 0.0)
     with launch.on(key.device):
-        launch.Kernel(WINDING, "wind", (("CELLS", CELLS), *narrow(key.dtype)))(
+        launch.Kernel(WINDING, "wind", (("CELLS", CELLS),))(
             (problems * math.ceil(dims / _LINES),), _WINDERS, key.contiguous(), query.contiguous(),
             None if weight is None else weight.contiguous(), taus, tau, pitch(tracks), windings, count, query.shape[1],
             dims,

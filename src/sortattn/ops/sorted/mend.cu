@@ -5,8 +5,9 @@
 
 #include "given.cu"
 
-// threads of a block, each for a key of a tile, and its queries, of which it looks for those; channels at a time
-constexpr int THREADS = 256, QUERIES = 64, COLUMNS = WIDTH < THREADS ? WIDTH : THREADS, SHARES = THREADS / COLUMNS;
+static_assert(PARTS == 1, "all channels of a row at a time");
+// threads of a block, each for a key of a tile, and its queries, of which it looks for those; threads of a channel
+constexpr int THREADS = 256, QUERIES = 64, SHARES = THREADS / WIDTH;
 // dimensions of a query in shared memory, at a time
 constexpr int DIMS = 64;
 
@@ -19,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
          index_t dims) {
     __shared__ real query[DIMS], scores[THREADS], sums[THREADS];
     index_t blocks = (number + QUERIES - 1) / QUERIES, p = blockIdx.x / blocks, first = blockIdx.x % blocks * QUERIES;
-    int column = threadIdx.x % COLUMNS, share = threadIdx.x / COLUMNS;
+    int column = threadIdx.x % WIDTH, share = threadIdx.x / WIDTH;
     index_t last = min(first + QUERIES, number);
     bool mine = first + threadIdx.x < last && unsure[p * number + first + threadIdx.x];
     if (!__syncthreads_or(mine)) return;
@@ -28,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     rows += p * count * STRIDE, keys += p * count * dims;
     for (index_t m = first; m < last; m++) {
         if (!unsure[p * number + m]) continue;
-        real total = real(0), sum[PARTS] = {};
+        real total = real(0), sum = real(0);
         for (index_t tile = 0; tile < count; tile += THREADS) {
             index_t n = tile + threadIdx.x;
             real score = real(0);
@@ -48,10 +49,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             __syncthreads();
             for (int i = share; i < THREADS && tile + i < count; i += SHARES) {
                 // a row that is not seen may be anything
-                if (scores[i] == real(0)) continue;
-#pragma unroll
-                for (int part = 0; part < PARTS; part++)
-                    sum[part] += scores[i] * rows[(tile + i) * STRIDE + part * WIDTH + column];
+                if (scores[i] != real(0)) sum += scores[i] * rows[(tile + i) * STRIDE + column];
             }
         }
         auto reduced = [&](real x, int some) {
@@ -62,11 +60,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             for (int i = int(threadIdx.x) % some; i < THREADS; i += some) all += sums[i];
             return all;
         };
-#pragma unroll
-        for (int part = 0; part < PARTS; part++) {
-            real all = reduced(sum[part], COLUMNS);
-            if (share == 0) out[(p * number + m) * STRIDE + part * WIDTH + column] = all;
-        }
+        sum = reduced(sum, WIDTH);
+        if (share == 0) out[(p * number + m) * STRIDE + column] = sum;
         total = reduced(total, 1);
         if (threadIdx.x == 0) out_extra[p * number + m] = total;
     }

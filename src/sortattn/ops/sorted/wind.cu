@@ -12,6 +12,8 @@ constexpr word AROUND = 33000000u, HALF_AROUND = AROUND / 2 << CELL_BITS, CELL_M
 static_assert((AROUND << CELL_BITS | CELL_MASK) < 0x7f800000u, "a finite float");
 // cells of keys begin at this number: queries may be one before them and one behind; zero is far from all keys
 constexpr int FIRST_CELL = 2;
+// how much of what is in the cells around it a query has to see: with less, sums of whole cells would cancel
+constexpr float EDGE = 1.0f / 32.0f;
 
 // How a line is wound: the length of a cell, that of the first key, and how many have keys; none if it is not.
 struct alignas(16) Winding {

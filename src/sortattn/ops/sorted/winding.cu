@@ -1,25 +1,15 @@
 // How lines are wound, which the data decide.
 //
-// Macros: CELLS (how many a line may have), NARROW (points have sixteen bits; then also those of half.cu).
+// Macros: CELLS (how many a line may have).
 
-#include "search.cu"
 #include "wind.cu"
-#if NARROW
-#include "half.cu"
-typedef half_t given_t;
-#else
-typedef float given_t;
+
 typedef long long index_t;
-__device__ inline float widen(float x) { return x; }
-#endif
 
 // threads of a block, and lines, what it reads of a sector
 constexpr int THREADS = 512, LINES = 8, EACH = THREADS / LINES;
 // keys and queries of a sample, and of these so many may be close to the edge of all they see
 constexpr int KEYS = 256, QUERIES = 64, FEW = 4;
-// how much less than all keys of neighbouring cells such a query sees
-constexpr float EDGE = 1.0f / 32.0f;
-
 // nothing is near it
 constexpr float FAR_AWAY = 3e38f;
 
@@ -32,8 +22,8 @@ __device__ inline float finite_or_zero(float x) { return x - x == 0.0f ? x : 0.0
 // query sees is less than what is in the cells around. Keys of which the `weights (heads, count)`, if there are any,
 // are zero are not seen.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    wind(const given_t *keys, const given_t *queries, const float *weights, const double *taus, double tau,
-         double pitch, Winding *windings, index_t count, index_t number, index_t dims) {
+    wind(const float *keys, const float *queries, const float *weights, const double *taus, double tau, double pitch,
+         Winding *windings, index_t count, index_t number, index_t dims) {
     __shared__ float ends[2][THREADS];
     __shared__ float sample[LINES][KEYS];
     __shared__ int at_edge[LINES];
@@ -45,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (here) {
 #pragma unroll 8
         for (index_t n = thread; n < count; n += EACH) {
-            float x = finite_or_zero(widen(keys[n * dims]));
+            float x = finite_or_zero(keys[n * dims]);
             least = fminf(least, x), most = fmaxf(most, x);
         }
     }
@@ -62,12 +52,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int i = thread; here && i < KEYS; i += EACH) {
         index_t n = sampled(i, KEYS, count);
         bool there = !weights || weights[head * count + n] != 0.0f;
-        sample[mine][i] = there ? finite_or_zero(widen(keys[n * dims])) * winding.inverse : FAR_AWAY;
+        sample[mine][i] = there ? finite_or_zero(keys[n * dims]) * winding.inverse : FAR_AWAY;
     }
     __syncthreads();
     static_assert(QUERIES == EACH, "one a thread");
     if (here && near) {
-        float x = finite_or_zero(widen(queries[sampled(thread, QUERIES, number) * dims])) * winding.inverse;
+        float x = finite_or_zero(queries[sampled(thread, QUERIES, number) * dims]) * winding.inverse;
         float seen = 0.0f, around = 0.0f;
         for (int i = 0; i < KEYS; i++) {
             float t = sample[mine][i];
