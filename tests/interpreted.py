@@ -14,6 +14,7 @@ from sortattn.ops.grid import correction
 from sortattn.ops.grid.gpu import causal as gpu_causal
 from sortattn.ops.grid.gpu import causal_api as gpu_causal_api
 from sortattn.ops.grid.gpu import causal_backward as gpu_backward
+from sortattn.ops.grid.gpu import finish as gpu_finish
 from sortattn.ops.grid.gpu import march as gpu_march
 from sortattn.ops.grid.gpu.api import grid_gpu
 from sortattn.ops.grid.gpu.collect import count_ramps
@@ -158,7 +159,7 @@ def causal_ways(name, dtype, dims):
 
 
 def marched(name, dtype, dims, count):
-    """A causal call whose tables stay in registers, by the kernel for Hopper on an emulator, beside the surrogate."""
+    """A causal call whose tables stay in registers, by the kernels for Hopper on an emulator, beside the surrogate."""
     kernel, launched = resolve(name), []
 
     def direct(found, known):
@@ -185,9 +186,9 @@ def marched(name, dtype, dims, count):
     tau, nothing = torch.tensor([0.8, 1.7, 1.0]), torch.empty(3, 0)
     rest = (tau, torch.empty(0), kernel.name, False, count, 1, False, True)
     stand_ins = {"serves": lambda *_: True, "direct": direct, "_processors": lambda _: 2 * each, "CHUNK": 64}
-    with mock.patch.multiple(gpu_march, **stand_ins):
+    with mock.patch.multiple(gpu_march, **stand_ins), mock.patch.object(gpu_finish, "direct", direct):
         found = gpu_causal_api._forward(*inputs, nothing, *rest)
-        assert launched == [((each, 2), 512), ((2 * each, 1), 384)]
+        assert launched == [((each, 2), 512), ((2 * each, 1), 384), ((3, 3), 64)]
         spoilt = gpu_causal_api._forward(*inputs[:2], broken, nothing, *rest)[0]
     grid = Grid(found[2], found[3], tau, Layout(count, dtype), formula(kernel, tau.device))
     phi = kernel_matrix(grid, torch.zeros(3, dtype=torch.int32))[..., :count, :count].double()

@@ -119,15 +119,16 @@ def test_all_kernels_compile(name, dtype, masked, count, capability, seen):
 
 
 def test_kernels_of_calls_that_march_compile(seen, monkeypatch):
-    from sortattn.ops.grid.gpu import causal, march
+    from sortattn.ops.grid.gpu import causal, finish, march
     from sortattn.ops.grid.gpu.formula import formula
 
     seen, launched = seen(90), []
     monkeypatch.setattr(march, "_here", lambda device: True)
     monkeypatch.setattr(march, "_processors", lambda device: 9)
-    monkeypatch.setattr(
-        march, "direct", lambda kernel, known: lambda grid, block, *rest, shared: launched.append((grid, block))
-    )
+    for step in (march, finish):
+        monkeypatch.setattr(
+            step, "direct", lambda kernel, known: lambda grid, block, *rest, shared: launched.append((grid, block))
+        )
     query, key, value = (torch.zeros(3, 256, 64, dtype=torch.float16) for _ in range(3))
     causal.forward(query, key, value, None, torch.ones(3), formula(resolve("add_riesz"), query.device), 32, 1, True)
     assert {key[0] for key in seen} == {
@@ -135,8 +136,6 @@ def test_kernels_of_calls_that_march_compile(seen, monkeypatch):
         "nodes_kernel",
         "locate_kernel",
         "starts_kernel",
-        "pairs_kernel",
-        "near_kernel",
     }
     # of twelve blocks eight are a wave, and the others are cut in two
-    assert launched == [((4, 2), 512), ((8, 1), 384)]
+    assert launched == [((4, 2), 512), ((8, 1), 384), ((2, 3), 128)]

@@ -106,7 +106,7 @@ def served(monkeypatch, dtype=torch.float16, length=64, channels=64, count=32, d
     nodes = torch.zeros(1, dims, Layout(count, dtype).padded)
     grid = Grid(nodes, nodes, torch.ones(1), Layout(count, dtype), kernel)
     query, value = torch.zeros(1, length, dims, dtype=dtype), torch.zeros(1, length, channels, dtype=dtype)
-    call = {"query": query, "value": value, "weight": None, "group": 1} | other
+    call = {"query": query, "key": query, "value": value, "weight": None, "group": 1} | other
     return march.serves(grid, **call)
 
 
@@ -114,6 +114,7 @@ def test_it_serves_calls_of_its_kind_alone(monkeypatch):
     assert served(monkeypatch)
     assert served(monkeypatch, count=64)
     assert served(monkeypatch, count=40, dims=16)
+    unaligned = torch.zeros(1 + 64 * 64, dtype=torch.float16)[1:].view(1, 64, 64)
     others = (
         {"dtype": torch.bfloat16},
         {"dtype": torch.float32},
@@ -127,7 +128,9 @@ def test_it_serves_calls_of_its_kind_alone(monkeypatch):
         {"group": 2},
         {"weight": torch.ones(1, 64)},
         {"query": torch.zeros(1, 32, 64)},
-        {"value": torch.zeros(1 + 64 * 64, dtype=torch.float16)[1:].view(1, 64, 64)},
+        {"query": unaligned},
+        {"key": unaligned},
+        {"value": unaligned},
     )
     assert not any(served(monkeypatch, **other) for other in others)
 

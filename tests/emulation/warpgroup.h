@@ -1,4 +1,4 @@
-// Twins of warpgroup.cu: products are made at once, and whoever waits for a barrier lets others run.
+// Twins of warpgroup.cu and halves.cu: products are made at once, and whoever waits for a barrier lets others run.
 #include "tiled.h"
 
 static unsigned char *shared_memory;
@@ -31,11 +31,20 @@ static unsigned multiply_add_high(unsigned factors, unsigned x, unsigned z) {
     return fused(half_of(factors, 1), x, half_of(z, 0), half_of(z, 1));
 }
 
+static float2 unpack(unsigned both) { return {half_of(both, 0), half_of(both, 1)}; }
+static unsigned above(unsigned s, unsigned t) {
+    return pack(std::max(half_of(s, 0) - half_of(t, 0), 0.0f), std::max(half_of(s, 1) - half_of(t, 1), 0.0f));
+}
+static unsigned larger(unsigned s, unsigned t) {
+    return pack(std::max(half_of(s, 0), half_of(t, 0)), std::max(half_of(s, 1), half_of(t, 1)));
+}
+
 static void copy(unsigned to, const void *from, bool there) {
     if (there) std::memcpy(shared_memory + to, from, 16);
     else std::memset(shared_memory + to, 0, 16);
 }
 static void end_copies() {}
+static void wait_for_all_copies() {}
 static void wait_for_copies() {}
 static void store_blocks(unsigned to, const unsigned *words, int number) {
     // lane l has the address of row l % 8 of block l / 8
@@ -51,6 +60,16 @@ static void store_four(unsigned to, unsigned a, unsigned b, unsigned c, unsigned
 static void store_two(unsigned to, unsigned a, unsigned b) {
     unsigned words[] = {a, b};
     store_blocks(to, words, 2);
+}
+static void load_turned(unsigned (&to)[4], unsigned from) {
+    for (int block = 0; block < 4; ++block) {
+        unsigned short found[2];
+        for (int i = 0; i < 2; ++i) {
+            unsigned at = emulator::take(from, block * 8 + emulator::lane() % 4 * 2 + i);
+            std::memcpy(found + i, shared_memory + at + emulator::lane() / 4 * 2, 2);
+        }
+        to[block] = found[0] | unsigned(found[1]) << 16;
+    }
 }
 static void show() {}
 

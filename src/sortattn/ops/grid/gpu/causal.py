@@ -8,7 +8,7 @@ from torch import Tensor
 
 from . import march
 from .collect import count_ramps
-from .finish import Finish
+from .finish import finish
 from .formula import Formula
 from .grid import Grid
 from .launch import Known, launches
@@ -66,15 +66,15 @@ def forward(
     grid = plan(query, key, weight, bandwidth, kernel, count, flags, known)
     out = empty(problems, rows, channels, dtype=value.dtype, device=value.device)
     totals = empty(problems, rows, device=query.device)
-    if march.serves(grid, query, value, weight, group):
+    if march.serves(grid, query, key, value, weight, group):
         parts, alike = _parts(problems, march.workspace(grid, rows), query, key, value)
         for some in parts:
             part = grid.some(some, alike)
             queries, keys, values = (of_heads(one, some) for one in (query, key, value))
             own, others = (locate(part, one, None, grid.place_type, grid.line_type) for one in (queries, keys))
             units = march.march(part, own, others, keys, values)
-            finish = Finish(units, of_heads(out, some), of_heads(totals, some), flags.some(some), normalise)
-            sum_near(part, queries, keys, own.lines, others.lines, values, None, group, march.CHUNK, finish)
+            output = Output(of_heads(out, some), of_heads(totals, some), flags.some(some), normalise)
+            finish(part, queries, keys, values, units, output, march.CHUNK)
         return Result(out, totals, grid, flags)
     phi = matrix(grid, phi_largest)
     parts, alike = _parts(problems, workspace(grid, value, rows), query, key, value)

@@ -37,19 +37,6 @@ inline unsigned used(int stage) { return full(STAGES + stage); }
 inline unsigned ready(int buffer) { return full(2 * STAGES + buffer); }
 inline unsigned freed(int buffer) { return full(2 * STAGES + 2 + buffer); }
 
-// A power of two, not above x.
-inline float power_below(float x) { return __uint_as_float(__float_as_uint(x) & 0x7f800000); }
-inline float largest_of_warp(float x) {
-#pragma unroll
-    for (int by = 16; by; by /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, by));
-    return x;
-}
-inline float sum_of_warp(float x) {
-#pragma unroll
-    for (int by = 16; by; by /= 2) x += __shfl_xor_sync(~0u, x, by);
-    return x;
-}
-
 struct Head {
     const short *queries, *keys;
     const unsigned short *rows;

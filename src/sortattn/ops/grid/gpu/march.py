@@ -43,7 +43,7 @@ class Units:
     each: int
 
 
-def serves(grid: Grid, query: Tensor, value: Tensor, weight: Tensor | None, group: int) -> bool:
+def serves(grid: Grid, query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, group: int) -> bool:
     """Whether a call is of the kind that march.cu is written for, on a GPU that has its instructions."""
     return (
         grid.whole
@@ -54,8 +54,8 @@ def serves(grid: Grid, query: Tensor, value: Tensor, weight: Tensor | None, grou
         and query.shape[1] == value.shape[1]
         and value.shape[1] > 0
         and value.shape[1] % 8 == 0
-        # rows are brought where they are, sixteen bytes at a time
-        and value.data_ptr() % 16 == 0
+        # they are read where they are, sixteen bytes at a time
+        and all(part.data_ptr() % 16 == 0 for part in (query, key, value))
         and value.shape[2] == CHANNELS
         and grid.layout.padded in (32, 64)
         and grid.dims * grid.layout.padded % (2 * _ROWS) == 0

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ....cuda.constants import kept
 from ....kernels import RIESZ_EPSILON
-from .finish import Finish, finished
 from .grid import Grid
 from .launch import quick
 from .layout import LINE, channel_block, count_blocks, power_of_two, registers
@@ -74,21 +73,12 @@ def near_kernel(
     first,
     tiles,
     channels,
-    unit_sums,
-    unit_totals,
-    unscale,
-    first_head,
-    each,
-    flags,
-    key_flags,
     D: tl.constexpr,
     DIMS: tl.constexpr,
     G: tl.constexpr,
     GP: tl.constexpr,
     GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
-    MARCHED: tl.constexpr,
-    NORMALISE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     UNROLL: tl.constexpr,
@@ -107,7 +97,7 @@ def near_kernel(
     among the keys and sees those up to there; `first` is the first of `tiles` blocks of places. To `out (P, GROUP *
     length, C)` go the sums of `rows (P, seen, C)`, to `totals (P, GROUP * length)` the sums of the weights.
 
-    FAR: those heads that `pairs_kernel` leaves out, without lines. MARCHED: see there.
+    FAR: those heads that `pairs_kernel` leaves out, without lines.
     """
     problem = tl.program_id(1).to(tl.int64)
     parts = tl.cdiv(channels, CHANNELS)
@@ -168,11 +158,7 @@ def near_kernel(
                 other=0.0,
             )
             found = tl.dot(sums, row.to(tl.float32), found, input_precision=PRECISION)
-        if MARCHED:
-            units = (unit_sums, unit_totals, unscale, first_head, each, flags, key_flags)
-            found, total = finished(found, total, *units, problem, own, here, length, ROWS, CHANNELS, NORMALISE)
-        spot = out + at[:, None] * channels + channel[None, :]
-        tl.store(spot, found.to(out.dtype.element_ty), mask=here[:, None] & has[None, :])
+        tl.store(out + at[:, None] * channels + channel[None, :], found, mask=here[:, None] & has[None, :])
         tl.store(totals + at, total, mask=here)
 
 
@@ -192,21 +178,15 @@ def sum_near(
     weight: Tensor | None,
     group: int,
     chunk: int,
-    finish: Finish | None = None,
 ) -> Causal:
     """What keys `(P, N, D)` with `rows (P, N, C)` give the queries `(P, group * M, D)` of their own chunk.
 
-    `queries` and `keys` are their lines, see `locate`, or None where the points themselves are taken. With a `finish`
-    the output of the call.
+    `queries` and `keys` are their lines, see `locate`, or None where the points themselves are taken.
     """
     problems, seen, channels = rows.shape
     length = query.shape[1] // group
-    if finish is None:
-        out = empty(problems, group * length, channels, device=rows.device)
-        totals = empty(problems, group * length, device=rows.device)
-        more = (out, totals, totals, 0, 0, totals, totals)
-    else:
-        out, totals, more = finish.rows, finish.totals, finish.arguments
+    out = empty(problems, group * length, channels, device=rows.device)
+    totals = empty(problems, group * length, device=rows.device)
     found = Causal(out, totals, seen - length, seen, chunk)
     queries, keys = (query, key) if queries is None else (queries, keys)
     wide = channel_block(channels)
@@ -219,8 +199,6 @@ def sum_near(
         "GP": grid.layout.padded,
         "GROUP": group,
         "CHUNK": chunk,
-        "MARCHED": finish is not None,
-        "NORMALISE": finish is not None and finish.normalise,
         "CHANNELS": wide,
         "KIND": grid.formula.kind,
         "WHOLE": grid.whole,
@@ -241,7 +219,6 @@ def sum_near(
             *last,
             found.first(tall),
             channels,
-            *more,
             **constants,
             ROWS=tall,
             EVEN=seen % tall == 0,
@@ -273,7 +250,6 @@ def sum_near(
         found.first(tall),
         tiles,
         channels,
-        *more,
         **constants,
         ROWS=tall,
         KEYS=keys_together,

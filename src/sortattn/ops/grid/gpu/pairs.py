@@ -10,8 +10,6 @@ register of every thread.
 import triton
 import triton.language as tl
 
-from .finish import finished
-
 # queries of a warp
 QUERIES = 32
 
@@ -153,21 +151,12 @@ def pairs_kernel(
     offset,
     first,
     channels,
-    unit_sums,
-    unit_totals,
-    unscale,
-    first_head,
-    each,
-    flags,
-    key_flags,
     D: tl.constexpr,
     DIMS: tl.constexpr,
     G: tl.constexpr,
     GP: tl.constexpr,
     GROUP: tl.constexpr,
     CHUNK: tl.constexpr,
-    MARCHED: tl.constexpr,
-    NORMALISE: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
     KIND: tl.constexpr,
@@ -180,8 +169,6 @@ def pairs_kernel(
 
     They are divided by the bandwidth, or with WHOLE are as they came. Heads with points that are too far out for
     float16 are left to `near_kernel`.
-
-    MARCHED: what earlier chunks give is added, see `finished`, and the output is that of the call.
     """
     problem = tl.program_id(1).to(tl.int64)
     parts = tl.cdiv(channels, CHANNELS)
@@ -251,10 +238,5 @@ def pairs_kernel(
             found = tl.dot(sums.to(tl.float16), value, found)
         else:
             found = tl.dot(sums, value.to(tl.float32), found, input_precision=PRECISION)
-    found, total = found / scale, total / scale
-    if MARCHED:
-        units = (unit_sums, unit_totals, unscale, first_head, each, flags, key_flags)
-        found, total = finished(found, total, *units, problem, own, here, length, ROWS, CHANNELS, NORMALISE)
-    spot = out + at[:, None] * channels + channel[None, :]
-    tl.store(spot, found.to(out.dtype.element_ty), mask=here[:, None] & has[None, :])
-    tl.store(totals + at, total, mask=here)
+    tl.store(out + at[:, None] * channels + channel[None, :], found / scale, mask=here[:, None] & has[None, :])
+    tl.store(totals + at, total / scale, mask=here)

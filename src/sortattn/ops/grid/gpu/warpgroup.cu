@@ -1,10 +1,6 @@
 // Hopper's instructions for four warps at a time, in assembly; a part of march.cu. Needs sm_90a.
 
-inline unsigned shared_address(const void *memory) {
-    unsigned result;
-    asm("{.reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t;}" : "=r"(result) : "l"(memory));
-    return result;
-}
+#include "halves.cu"
 
 // ---- two numbers of 16 bits
 
@@ -44,35 +40,10 @@ inline unsigned multiply_add_high(unsigned factors, unsigned x, unsigned z) {
         : "r"(factors), "r"(x), "r"(z));
     return result;
 }
-// x is in the lower half
-inline unsigned pack(float x, float y) {
-    unsigned result;
-    asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(result) : "f"(x), "f"(y));
-    return result;
-}
+// ---- barriers in shared memory
 
-// ---- copies
-
-// 16 bytes to shared memory, zeros if they are not `there`
-inline void copy(unsigned to, const void *from, bool there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
-}
-inline void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// but those that were begun last
-inline void wait_for_copies() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
-// four blocks of 8 rows of 16 bytes, or two; a lane has the address of a row
-inline void store_four(unsigned to, unsigned a, unsigned b, unsigned c, unsigned d) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
-                 "r"(d)
-                 : "memory");
-}
-inline void store_two(unsigned to, unsigned a, unsigned b) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(a), "r"(b) : "memory");
-}
 // what this thread has written is seen by tensor cores
 inline void show() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
-// ---- barriers in shared memory
 
 inline void make_barrier(unsigned at, int arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
