@@ -180,7 +180,8 @@ def marched(name, dtype, dims, count):
         part[..., 0] = part[..., 0].abs() + 1
         part[..., 1] = -part[..., 1].abs() - 1
         part[..., 2] = 0.5
-    inputs[2][1] *= 1000
+    # more than a float16 holds
+    inputs[2][1] *= 1000 if dtype == torch.float16 else 1e9
     broken = inputs[2].clone()
     broken[1, 100, 3] = torch.inf
     tau, nothing = torch.tensor([0.8, 1.7, 1.0]), torch.empty(3, 0)
@@ -195,7 +196,7 @@ def marched(name, dtype, dims, count):
     exact = [part.double() for part in inputs]
     wanted = attention(exact, kernel, found[2][..., :count].double(), phi, tau.double(), 64)
     for one, other in zip(found[0], wanted, strict=True):
-        assert_close(one, other, 1e-3)
+        assert_close(one, other, {torch.float16: 1e-3, torch.bfloat16: 3e-3}[dtype])
     assert spoilt[1].isnan().all()
     assert torch.equal(spoilt[[0, 2]], found[0][[0, 2]])
 

@@ -118,7 +118,8 @@ def test_all_kernels_compile(name, dtype, masked, count, capability, seen):
     }
 
 
-def test_kernels_of_calls_that_march_compile(seen, monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_kernels_of_calls_that_march_compile(dtype, seen, monkeypatch):
     from sortattn.ops.grid.gpu import causal, finish, march
     from sortattn.ops.grid.gpu.formula import formula
 
@@ -129,13 +130,14 @@ def test_kernels_of_calls_that_march_compile(seen, monkeypatch):
         monkeypatch.setattr(
             step, "direct", lambda kernel, known: lambda grid, block, *rest, shared: launched.append((grid, block))
         )
-    query, key, value = (torch.zeros(3, 256, 64, dtype=torch.float16) for _ in range(3))
+    query, key, value = (torch.zeros(3, 256, 64, dtype=dtype) for _ in range(3))
     causal.forward(query, key, value, None, torch.ones(3), formula(resolve("add_riesz"), query.device), 32, 1, True)
     assert {key[0] for key in seen} == {
         "survey_kernel",
         "nodes_kernel",
         "locate_kernel",
         "starts_kernel",
+        *(["shrink_kernel"] if dtype == torch.bfloat16 else []),
     }
     # of twelve blocks eight are a wave, and the others are cut in two
     assert launched == [((4, 2), 512), ((8, 1), 384), ((2, 3), 128)]

@@ -15,20 +15,20 @@ HEADS, COUNT, PADDED, EPSILON = 3, 31, 32, 1e-3
 
 
 @pytest.mark.parametrize("dims", [16, 64, 128])
-@pytest.mark.parametrize("padded", [32, 64])
-def test_it_compiles_as_for_a_user(dims, padded):
+@pytest.mark.parametrize(("padded", "short"), [(32, False), (64, True)])
+def test_it_compiles_as_for_a_user(dims, padded, short):
     pytest.importorskip("cuda.core")
-    kernel = finish.kernel_of(dims, padded, march.CHUNK)
+    kernel = finish.kernel_of(dims, padded, march.CHUNK, short)
     # with less than 128 dimensions four blocks fit into the shared memory of a multiprocessor
     assert finish.shared_of(dims, march.CHUNK) <= 227 << 10 >> (2 if dims < 128 else 1)
     for architecture in ("sm_90", "sm_120"):
         assert b"finish" in machine_code(kernel.source, kernel.defines, architecture, entry="finish", optimised=True)
 
 
-def drawn(length, dims, size):
+def drawn(length, dims, size, dtype):
     """Points of three heads, what is known of their nodes, and parts of sums: two of the first head, four of others."""
     generator = torch.Generator().manual_seed(0)
-    query, key = ((size * torch.randn(HEADS, length, dims, generator=generator)).half() for _ in range(2))
+    query, key = ((size * torch.randn(HEADS, length, dims, generator=generator)).to(dtype) for _ in range(2))
     value = torch.randn(HEADS, length, 64, generator=generator).half()
     nodes = torch.zeros(HEADS, dims, PADDED)
     both = torch.cat([query, key], 1).float()
@@ -48,20 +48,24 @@ def by_definition(query, key, value, tau, chunk):
     return scores @ value.double(), scores.sum(2)
 
 
-def finished(length, dims, chunk, size=1.0, normalise=True, units=True, flags=(0, 0, 0), others=(0, 0, 0)):
+def finished(
+    length, dims, chunk, size=1.0, dtype=torch.float16, normalise=True, units=True, flags=(0, 0, 0), others=(0, 0, 0)
+):
     """The output and the sums of weights: of the kernel, and by the definition."""
-    query, key, value, nodes, sums, totals, unscale = drawn(length, dims, size)
+    query, key, value, nodes, sums, totals, unscale = drawn(length, dims, size, dtype)
+    shrink = torch.tensor([1.0, 0.25, 1.0]) if dtype == torch.bfloat16 else None
     if not units:
         sums.zero_(), totals.zero_()
     tau = torch.tensor([0.5, 1.0, 3.0])
-    out, weights = torch.empty(HEADS, length, 64).half(), torch.empty(HEADS, length)
-    kernel = finish.kernel_of(dims, PADDED, chunk)
+    out, weights = torch.empty(HEADS, length, 64, dtype=dtype), torch.empty(HEADS, length)
+    kernel = finish.kernel_of(dims, PADDED, chunk, dtype == torch.bfloat16)
     raised = [torch.tensor(heads, dtype=torch.int32) for heads in (flags, others)]
     EmulatedKernel(kernel.source, kernel.entry, kernel.defines, "warpgroup.h")(
-        (-(-length // chunk), HEADS), chunk, query, key, value, nodes, tau, sums, totals, unscale, *raised,
+        (-(-length // chunk), HEADS), chunk, query, key, value, nodes, tau, sums, totals, unscale, shrink, *raised,
         out, weights, 1, 2, length, COUNT, int(normalise), EPSILON,
     )  # fmt: skip
-    wanted, wanted_weights = by_definition(query, key, value, tau, chunk)
+    values = value if shrink is None else value / shrink[:, None, None]
+    wanted, wanted_weights = by_definition(query, key, values, tau, chunk)
     # in every half of the channels those of a thread stand together
     parts = sums.double().view(10, length, 2, 4, 4, 2).transpose(3, 4).reshape(10, length, 64) * unscale[:, None, None]
     for head, (first, stop) in enumerate(((0, 2), (2, 6), (6, 10))):
@@ -74,14 +78,18 @@ def finished(length, dims, chunk, size=1.0, normalise=True, units=True, flags=(0
 
 @pytest.mark.skipif(not AVAILABLE, reason="needs g++ on Linux, and its halves")
 @pytest.mark.parametrize("units", [True, False])
-@pytest.mark.parametrize("size", [1.0, 5000.0])
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(1.0, torch.float16), (5000.0, torch.float16), (1.0, torch.bfloat16), (1e9, torch.bfloat16)]
+)
 @pytest.mark.parametrize(("length", "dims", "chunk"), [(8, 64, 64), (136, 64, 64), (264, 16, 128), (72, 48, 64)])
-def test_pairs_and_parts_are_summed_as_defined(length, dims, chunk, size, units):
-    # of the larger size some heads hold points beyond 16,384, whose terms are in float32
-    out, weights, wanted, wanted_weights = finished(length, dims, chunk, size, units=units)
-    # halves: two roundings of terms and scores, one of the output
-    for one, other in zip((*out, *weights), (*wanted, *wanted_weights), strict=True):
-        assert relative_error(one, other) < 6e-4
+def test_pairs_and_parts_are_summed_as_defined(length, dims, chunk, size, dtype, units):
+    # of the larger sizes heads hold points beyond 16,384, whose terms are in float32
+    out, weights, wanted, wanted_weights = finished(length, dims, chunk, size, dtype, units=units)
+    # halves: two roundings of terms and scores; one of the output
+    for one, other in zip(out, wanted, strict=True):
+        assert relative_error(one, other) < {torch.float16: 6e-4, torch.bfloat16: 2.4e-3}[dtype]
+    for one, other in zip(weights, wanted_weights, strict=True):
+        assert relative_error(one, other) < 3e-4
 
 
 @pytest.mark.skipif(not AVAILABLE, reason="needs g++ on Linux, and its halves")

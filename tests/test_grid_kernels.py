@@ -89,9 +89,9 @@ def test_causal_gradients_by_kernels_are_those_by_torch(name, dtype, dims, inter
 
 
 # half a block of dimensions for 32 nodes, and a quarter for 64
-@pytest.mark.parametrize("count", ["32", "40"])
-def test_causal_calls_with_tables_in_registers_give_the_surrogate(count, interpret):
-    interpret("marched", "add_riesz", "float16", "16", count)
+@pytest.mark.parametrize(("dtype", "count"), [("float16", "32"), ("bfloat16", "32"), ("float16", "40")])
+def test_causal_calls_with_tables_in_registers_give_the_surrogate(dtype, count, interpret):
+    interpret("marched", "add_riesz", dtype, "16", count)
 
 
 def test_causal_masks_groups_and_lengths(interpret):

@@ -32,6 +32,13 @@ static unsigned multiply_add_high(unsigned factors, unsigned x, unsigned z) {
 }
 
 static float2 unpack(unsigned both) { return {half_of(both, 0), half_of(both, 1)}; }
+static unsigned pack_short(float x, float y) {
+    auto rounded = [](float x) {
+        unsigned bits = reinterpret<unsigned>(x);
+        return x == x ? (bits + 0x7fff + (bits >> 16 & 1)) >> 16 : 0x7fff;
+    };
+    return rounded(x) | rounded(y) << 16;
+}
 static unsigned above(unsigned s, unsigned t) {
     return pack(std::max(half_of(s, 0) - half_of(t, 0), 0.0f), std::max(half_of(s, 1) - half_of(t, 1), 0.0f));
 }

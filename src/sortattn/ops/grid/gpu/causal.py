@@ -71,10 +71,10 @@ def forward(
         for some in parts:
             part = grid.some(some, alike)
             queries, keys, values = (of_heads(one, some) for one in (query, key, value))
-            own, others = (locate(part, one, None, grid.place_type, grid.line_type) for one in (queries, keys))
+            own, others = (locate(part, one, None, grid.place_type) for one in (queries, keys))
             units = march.march(part, own, others, keys, values)
             output = Output(of_heads(out, some), of_heads(totals, some), flags.some(some), normalise)
-            finish(part, queries, keys, values, units, output, march.CHUNK)
+            finish(part, queries, keys, units, output, march.CHUNK)
         return Result(out, totals, grid, flags)
     phi = matrix(grid, phi_largest)
     parts, alike = _parts(problems, workspace(grid, value, rows), query, key, value)

@@ -12,7 +12,7 @@
 // and half of the terms are of either kind, as different units make them at the same time. Heads with points that are
 // too far out for differences in float16 have terms in float32.
 //
-// Set by finish.py: DIMS, CHUNK (points), GP (nodes), SHARED (bytes).
+// Set by finish.py: DIMS, CHUNK (points), GP (nodes), SHARED (bytes), SHORT (whether points and outputs are bfloat16).
 
 #include "halves.cu"
 
@@ -39,6 +39,14 @@ struct Lane {
     int row = lane % 16, column = lane / 16 * 8;
 };
 
+// Two numbers of a point, or of the output.
+inline float2 taken(unsigned both) { return SHORT ? unpack_short(both) : unpack(both); }
+inline unsigned given(float x, float y) { return SHORT ? pack_short(x, y) : pack(x, y); }
+// As halves: of points that are not far out these lose no digits but those below 2^-24.
+inline unsigned halves_of(unsigned both) {
+    float2 x = taken(both);
+    return SHORT ? pack(x.x, x.y) : both;
+}
 inline void load_words(unsigned (&words)[WORDS], const void *from) {
     constexpr int EACH = sizeof(Piece) / 4;
 #pragma unroll
@@ -95,18 +103,22 @@ struct Tile {
 
     Tile(int number) : first(16 * number) {}
     // of a chunk with so many queries
-    void load(const uint4 *queries, long long number, const Lane &lane) {
+    void load(const uint4 *queries, long long number, bool far, const Lane &lane) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             int m = first + lane.g + 8 * h;
             const uint4 *from = queries + (m < number ? m : 0) * (DIMS / 8);
             load_words(points[h], reinterpret_cast<const unsigned *>(from) + lane.t * WORDS);
+#pragma unroll
+            for (int i = 0; SHORT && i < WORDS; ++i) points[h][i] = far ? points[h][i] : halves_of(points[h][i]);
         }
         sum_parts<false>(begin, points);
     }
-    void unscale(float by) {
+    // what was summed with weights that had a scale, of rows that are times `shrunk`
+    void unscale(float by, float shrunk) {
+        float both = by / shrunk;
 #pragma unroll
-        for (int e = 0; e < 32; ++e) found[e / 4][e % 4] *= by;
+        for (int e = 0; e < 32; ++e) found[e / 4][e % 4] *= both;
 #pragma unroll
         for (int h = 0; h < 2; ++h) total[h] *= by;
     }
@@ -121,6 +133,14 @@ inline void sum_keys(const Lane &lane, float *to) {
         float sums[2];
         sum_parts<true>(sums, points);
         if (lane.t == 0) to[n + lane.g] = sums[0], to[n + lane.g + 8] = sums[1];
+    }
+}
+
+// The keys of the chunk as halves.
+inline void change_keys() {
+    for (int i = threadIdx.x; i < CHUNK * (DIMS / 8); i += THREADS) {
+        uint4 *at = reinterpret_cast<uint4 *>(memory + i / (DIMS / 8) * KEY + i % (DIMS / 8) * 16), x = *at;
+        *at = {halves_of(x.x), halves_of(x.y), halves_of(x.z), halves_of(x.w)};
     }
 }
 
@@ -144,7 +164,7 @@ inline void add_far_terms(float (&sums)[4], const Tile &tile, const unsigned (&k
         float sum = 0;
 #pragma unroll
         for (int i = 0; i < WORDS; ++i) {
-            float2 x = unpack(tile.points[h][i]), y = unpack(key[i]);
+            float2 x = taken(tile.points[h][i]), y = taken(key[i]);
             sum += fabsf(x.x - y.x) - fabsf(x.x) - fabsf(y.x) + (fabsf(x.y - y.y) - fabsf(x.y) - fabsf(y.y));
         }
         sum = sum_of_four(sum) / 2;
@@ -260,20 +280,21 @@ inline void close(Tile &tile, unsigned at, float *totals, long long m, long long
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
         const float *x = tile.found[j], *y = tile.found[j + 1];
-        store_four(at + j * 16, pack(x[0] * by[0], x[1] * by[0]), pack(x[2] * by[1], x[3] * by[1]),
-                   pack(y[0] * by[0], y[1] * by[0]), pack(y[2] * by[1], y[3] * by[1]));
+        store_four(at + j * 16, given(x[0] * by[0], x[1] * by[0]), given(x[2] * by[1], x[3] * by[1]),
+                   given(y[0] * by[0], y[1] * by[0]), given(y[2] * by[1], y[3] * by[1]));
     }
 }
 
 // Of chunk x of head y: to `out (heads, length, 64)` and `totals (heads, length)` what the keys up to its own place
 // give a query, `queries` and `keys (heads, length, DIMS)`, `rows (heads, length, 64)`. The sums of earlier chunks are
 // in `sums (units, length, 64)`, times `unscale (units)`, and `parts (units, length)`; of head p in those from p `each`
-// on, from head `split` on in twice as many. Where `flags` or `others (heads)` are raised the output is NaN.
+// on, from head `split` on in twice as many. Rows have been multiplied with `shrink (heads)`, if it is there. Where
+// `flags` or `others (heads)` are raised the output is NaN.
 extern "C" __global__ void __launch_bounds__(THREADS, DIMS > 64 ? 3 : 4)
     finish(const uint4 *queries, const uint4 *keys, const uint4 *rows, const float *nodes, const float *bandwidth,
-           const uint4 *sums, const float *parts, const float *unscale, const int *flags, const int *others, uint4 *out,
-           float *totals, long long split, long long each, long long length, long long count, long long normalise,
-           double epsilon) {
+           const uint4 *sums, const float *parts, const float *unscale, const float *shrink, const int *flags,
+           const int *others, uint4 *out, float *totals, long long split, long long each, long long length,
+           long long count, long long normalise, double epsilon) {
     // what was written last comes first: it may still be in the cache
     long long head = gridDim.y - 1 - blockIdx.y, chunk = gridDim.x - 1 - blockIdx.x;
     long long start = head * length + chunk * CHUNK, left = length - chunk * CHUNK;
@@ -291,6 +312,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIMS > 64 ? 3 : 4)
     Scale scale(nodes + head * DIMS * GP, count, bandwidth[head], epsilon);
     wait_for_all_copies();
     __syncthreads();
+    if (SHORT && !scale.far) {
+        change_keys();
+        __syncthreads();
+    }
     if (!scale.far) sum_keys(lane, reinterpret_cast<float *>(memory + SUMS));
     __syncthreads();
     Units units{sums,
@@ -300,12 +325,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIMS > 64 ? 3 : 4)
                 head < split ? (head + 1) * each : (2 * head + 2 - split) * each,
                 length};
     bool broken = flags[head] + others[head] > 0;
+    float shrunk = shrink ? shrink[head] : 1;
     int warp = threadIdx.x / 32, room = ROOM + warp * 16 * ROW;
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {
         Tile tile(i ? TILES - 1 - warp : warp);
         if (tile.first >= left) continue;
-        tile.load(queries + start * PIECES, left, lane);
+        tile.load(queries + start * PIECES, left, scale.far, lane);
 #pragma unroll 1
         for (int n = 0; n <= tile.first; n += 16) {
             if (scale.far)
@@ -313,7 +339,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIMS > 64 ? 3 : 4)
             else
                 add_keys<false>(tile, n, scale, lane);
         }
-        tile.unscale(1 / scale.scale);
+        tile.unscale(1 / scale.scale, shrunk);
         long long m = chunk * CHUNK + tile.first + lane.g;
         add_units(tile, units, m, lane);
         close(tile, shared + room, totals + head * length, m, length, normalise, broken, lane);

@@ -3,6 +3,7 @@
 import functools
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from ....cuda.launch import Kernel
@@ -16,20 +17,21 @@ from .tables import Output
 _SOURCE = Path(__file__).with_name("finish.cu")
 
 
-def finish(grid: Grid, query: Tensor, key: Tensor, rows: Tensor, units: Units, output: Output, chunk: int) -> None:
-    """To the output what keys with `rows (P, N, 64)` give queries of their own `chunk`, and what the `units` have."""
-    problems, length, _ = rows.shape
-    direct(kernel_of(grid.dims, grid.layout.padded, chunk), grid.launches)(
+def finish(grid: Grid, query: Tensor, key: Tensor, units: Units, output: Output, chunk: int) -> None:
+    """To the output what keys give queries of their own `chunk`, and what the `units` have."""
+    problems, length, _ = key.shape
+    direct(kernel_of(grid.dims, grid.layout.padded, chunk, query.dtype == torch.bfloat16), grid.launches)(
         (count_blocks(length, chunk), problems),
         chunk,
         query,
         key,
-        rows,
+        units.rows,
         grid.nodes,
         grid.bandwidth,
         units.sums,
         units.totals,
         units.unscale,
+        units.shrink,
         output.flags.rows,
         output.flags.shared,
         output.rows,
@@ -45,10 +47,10 @@ def finish(grid: Grid, query: Tensor, key: Tensor, rows: Tensor, units: Units, o
 
 
 @functools.cache
-def kernel_of(dims: int, padded: int, chunk: int) -> Kernel:
-    """For so many dimensions and nodes."""
-    defines = (("DIMS", dims), ("GP", padded), ("CHUNK", chunk), ("SHARED", shared_of(dims, chunk)))
-    return Kernel(_SOURCE, "finish", defines)
+def kernel_of(dims: int, padded: int, chunk: int, short: bool) -> Kernel:
+    """For so many dimensions and nodes; `short` for bfloat16."""
+    numbers = {"DIMS": dims, "GP": padded, "CHUNK": chunk, "SHARED": shared_of(dims, chunk), "SHORT": int(short)}
+    return Kernel(_SOURCE, "finish", tuple(numbers.items()))
 
 
 def shared_of(dims: int, chunk: int) -> int:

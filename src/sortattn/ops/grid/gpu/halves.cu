@@ -20,6 +20,13 @@ inline float2 unpack(unsigned both) {
         : "r"(both));
     return result;
 }
+// the same of bfloat16, which are the upper halves of floats
+inline unsigned pack_short(float x, float y) {
+    unsigned result;
+    asm("cvt.rn.bf16x2.f32 %0, %2, %1;" : "=r"(result) : "f"(x), "f"(y));
+    return result;
+}
+inline float2 unpack_short(unsigned both) { return {__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000)}; }
 // max(s - t, 0), by the unit for floats
 inline unsigned above(unsigned s, unsigned t) {
     unsigned result;

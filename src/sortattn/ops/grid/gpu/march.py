@@ -33,9 +33,11 @@ class Units:
 
     `sums (units, N, C)` in float16, times `unscale (units)`; of every half of the channels those that are 8 apart stand
     together. `totals (units, N)` are the sums of the weights. The first heads have `each` units, those from `first` on
-    twice as many.
+    twice as many. `rows` and `shrink` are those of `Starts`.
     """
 
+    rows: Tensor
+    shrink: Tensor | None
     sums: Tensor
     totals: Tensor
     unscale: Tensor
@@ -46,9 +48,10 @@ class Units:
 def serves(grid: Grid, query: Tensor, key: Tensor, value: Tensor, weight: Tensor | None, group: int) -> bool:
     """Whether a call is of the kind that march.cu is written for, on a GPU that has its instructions."""
     return (
-        grid.whole
+        grid.halves
+        and grid.formula.riesz
         and grid.changes
-        and value.dtype == torch.float16
+        and value.dtype == query.dtype
         and weight is None
         and group == 1
         and query.shape[1] == value.shape[1]
@@ -66,7 +69,7 @@ def serves(grid: Grid, query: Tensor, key: Tensor, value: Tensor, weight: Tensor
 def march(grid: Grid, queries: Places, keys: Places, key: Tensor, rows: Tensor) -> Units:
     """What the `rows (P, N, 64)` of the keys before its own chunk give every query."""
     problems, length, _ = rows.shape
-    starts, largest = find_starts(grid, key, rows, CHUNK)
+    starts = find_starts(grid, key, rows, CHUNK)
     lines = grid.dims * grid.layout.padded
     each = lines // (2 * _ROWS)
     first = divided(problems, each, _processors(rows.get_device()))
@@ -81,12 +84,13 @@ def march(grid: Grid, queries: Places, keys: Places, key: Tensor, rows: Tensor) 
             128 * (tables + 2),
             queries.first,
             keys.first,
-            rows,
+            starts.rows,
             grid.nodes,
             grid.stats,
             grid.bandwidth,
-            starts,
-            largest,
+            starts.first,
+            starts.largest,
+            starts.shrink,
             sums,
             totals,
             unscale,
@@ -98,13 +102,14 @@ def march(grid: Grid, queries: Places, keys: Places, key: Tensor, rows: Tensor) 
             RIESZ_EPSILON,
             shared=shared_of(grid.layout.padded, tables, CHUNK),
         )
-    return Units(sums, totals, unscale, first, each)
+    return Units(starts.rows, starts.shrink, sums, totals, unscale, first, each)
 
 
 def workspace(grid: Grid, length: int) -> int:
-    """Bytes of the units of one head, and of its places."""
+    """Bytes of the units of one head, of its places, and of its rows if they are not float16."""
     units = grid.dims * grid.layout.padded // _ROWS
-    return length * (units * (2 * CHANNELS + 4) + 4 * grid.dims)
+    rows = 0 if grid.layout.dtype == torch.float16 else 2 * CHANNELS
+    return length * (units * (2 * CHANNELS + 4) + 4 * grid.dims + rows)
 
 
 def divided(problems: int, each: int, processors: int) -> int:

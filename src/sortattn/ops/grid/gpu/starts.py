@@ -3,6 +3,9 @@
 Of `add_riesz` F at the first node x is, for a key t, `2 max(-t, 0) / tau` and what x adds if it is above zero.
 """
 
+from dataclasses import dataclass
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -15,6 +18,8 @@ from .record import empty
 
 # channels, and eight columns of which the first is for the sums of the weights
 WIDE = 72
+# the largest value that becomes a float16 as it is; programs of a head where one is larger
+_MOST, _PROGRAMS = 32768, 8
 
 
 @triton.jit
@@ -25,6 +30,7 @@ def starts_kernel(
     bandwidth,
     starts,
     largest,
+    halves,
     epsilon,
     length,
     chunks,
@@ -35,11 +41,12 @@ def starts_kernel(
     CHUNK: tl.constexpr,
     CHANNELS: tl.constexpr,
     WIDE: tl.constexpr,
+    CHANGED: tl.constexpr,
 ):
     """To `starts (P, chunks, WIDE)` what the keys of a chunk give F at the first node, of all dimensions together.
 
     First for their `rows (P, length, CHANNELS)`, then for ones; behind these are zeros. To `largest (P, chunks)` the
-    largest of the rows by its absolute value; NaN where there is one.
+    largest of the rows by its absolute value; NaN where there is one. CHANGED: to `halves` the rows as float16.
     """
     problem, chunk = tl.program_id(1).to(tl.int64), tl.program_id(0)
     n = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -47,6 +54,8 @@ def starts_kernel(
     here = n < length
     at = problem * length + n
     row = tl.load(rows + at[:, None] * CHANNELS + c[None, :], mask=here[:, None], other=0.0).to(tl.float32)
+    if CHANGED:
+        tl.store(halves + at[:, None] * CHANNELS + c[None, :], row.to(tl.float16), mask=here[:, None])
     point = tl.load(key + at[:, None] * D + d[None, :], mask=here[:, None] & (d < D)[None, :], other=0.0)
     line = nodes + (problem * D + tl.minimum(d, D - 1)) * GP
     # of nodes that are all on one side of zero, the nearest one
@@ -66,12 +75,50 @@ def starts_kernel(
     tl.store(largest + problem * chunks + chunk, most.to(tl.float32, bitcast=True))
 
 
-def find_starts(grid: Grid, key: Tensor, rows: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """`(P, chunks, WIDE)` and `(P, chunks)`, see `starts_kernel`."""
+@triton.jit
+def shrink_kernel(
+    rows, largest, shrink, halves, size, chunks, SIZE: tl.constexpr, CHUNKS: tl.constexpr, MOST: tl.constexpr
+):
+    """To `shrink (P)` a power of two; with it rows of heads with values above MOST are made `halves` once more."""
+    problem = tl.program_id(1).to(tl.int64)
+    most = tl.zeros((CHUNKS,), tl.int32)
+    for first in range(0, chunks, CHUNKS):
+        chunk = first + tl.arange(0, CHUNKS)
+        found = tl.load(largest + problem * chunks + chunk, mask=chunk < chunks, other=0.0)
+        most = tl.maximum(most, found.to(tl.int32, bitcast=True))
+    number = tl.max(most, 0).to(tl.float32, bitcast=True)
+    # heads that are not finite have no numbers for outputs anyway
+    large = (number > MOST) & (number < float("inf"))
+    factor = tl.where(large, tl.exp2(tl.floor(tl.log2(MOST / tl.where(large, number, 1.0)))), 1.0)
+    if tl.program_id(0) == 0:
+        tl.store(shrink + problem, factor)
+    for first in range(tl.program_id(0) * SIZE, tl.where(large, size, 0), tl.num_programs(0) * SIZE):
+        at = first + tl.arange(0, SIZE)
+        row = tl.load(rows + problem * size + at, mask=at < size, other=0.0).to(tl.float32)
+        tl.store(halves + problem * size + at, (row * factor).to(tl.float16), mask=at < size)
+
+
+@dataclass(frozen=True)
+class Starts:
+    """What `starts_kernel` finds: `first (P, chunks, WIDE)`, `largest (P, chunks)`; and rows as float16.
+
+    These are times a power of two `shrink (P)`, or as they came if there is none.
+    """
+
+    first: Tensor
+    largest: Tensor
+    rows: Tensor
+    shrink: Tensor | None
+
+
+def find_starts(grid: Grid, key: Tensor, rows: Tensor, chunk: int) -> Starts:
+    """Of keys and their `rows (P, N, C)`."""
     problems, length, channels = rows.shape
     chunks = count_blocks(length, chunk)
     starts = empty(problems, chunks, WIDE, device=rows.device)
     largest = empty(problems, chunks, device=rows.device)
+    changed = rows.dtype != torch.float16
+    halves = empty(*rows.shape, dtype=torch.float16, device=rows.device) if changed else rows
     quick(starts_kernel, grid.launches)[(chunks, problems)](
         key,
         rows,
@@ -79,6 +126,7 @@ def find_starts(grid: Grid, key: Tensor, rows: Tensor, chunk: int) -> tuple[Tens
         grid.bandwidth,
         starts,
         largest,
+        halves,
         RIESZ_EPSILON,
         length,
         chunks,
@@ -89,7 +137,14 @@ def find_starts(grid: Grid, key: Tensor, rows: Tensor, chunk: int) -> tuple[Tens
         CHUNK=chunk,
         CHANNELS=channels,
         WIDE=WIDE,
+        CHANGED=changed,
         # as measured on one H200: 0.032 ms at 8,192 points, with four of them 0.035, with eight 0.046
         num_warps=2,
     )
-    return starts, largest
+    if not changed:
+        return Starts(starts, largest, rows, None)
+    shrink = empty(problems, device=rows.device)
+    quick(shrink_kernel, grid.launches)[(_PROGRAMS, problems)](
+        rows, largest, shrink, halves, length * channels, chunks, SIZE=4096, CHUNKS=64, MOST=_MOST
+    )
+    return Starts(starts, largest, halves, shrink)
