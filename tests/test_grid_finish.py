@@ -56,7 +56,8 @@ def finished(
     shrink = torch.tensor([1.0, 0.25, 1.0]) if dtype == torch.bfloat16 else None
     if not units:
         sums.zero_(), totals.zero_()
-    tau = torch.tensor([0.5, 1.0, 3.0])
+    # points closer to each other than the least float16 have a bandwidth of their size
+    tau = torch.tensor([0.5, 1.0, 3.0]) * min(size, 1.0)
     out, weights = torch.empty(HEADS, length, 64, dtype=dtype), torch.empty(HEADS, length)
     kernel = finish.kernel_of(dims, PADDED, chunk, dtype == torch.bfloat16)
     raised = [torch.tensor(heads, dtype=torch.int32) for heads in (flags, others)]
@@ -79,11 +80,12 @@ def finished(
 @pytest.mark.skipif(not AVAILABLE, reason="needs g++ on Linux, and its halves")
 @pytest.mark.parametrize("units", [True, False])
 @pytest.mark.parametrize(
-    ("size", "dtype"), [(1.0, torch.float16), (5000.0, torch.float16), (1.0, torch.bfloat16), (1e9, torch.bfloat16)]
+    ("dtype", "size"),
+    [(torch.float16, 1.0), (torch.float16, 1.3e4), (torch.bfloat16, 1.0), (torch.bfloat16, 1e9), (torch.bfloat16, 1e-7)],
 )
 @pytest.mark.parametrize(("length", "dims", "chunk"), [(8, 64, 64), (136, 64, 64), (264, 16, 128), (72, 48, 64)])
 def test_pairs_and_parts_are_summed_as_defined(length, dims, chunk, size, dtype, units):
-    # of the larger sizes heads hold points beyond 16,384, whose terms are in float32
+    # of the larger size in float16 heads hold points whose differences are no float16
     out, weights, wanted, wanted_weights = finished(length, dims, chunk, size, dtype, units=units)
     # halves: two roundings of terms and scores; one of the output
     for one, other in zip(out, wanted, strict=True):

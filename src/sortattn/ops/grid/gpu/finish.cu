@@ -10,7 +10,7 @@
 //     |s| + |t| - |s - t|  is twice  max(s, 0) + max(-t, 0) - max(s - t, 0)  or  max(s, 0) + max(t, 0) - max(s, t)
 //
 // and half of the terms are of either kind, as different units make them at the same time. Heads with points that are
-// too far out for differences in float16 have terms in float32.
+// too far out for differences in float16 have terms in float32; points in bfloat16 are halves, times a power of two.
 //
 // Set by finish.py: DIMS, CHUNK (points), GP (nodes), SHARED (bytes), SHORT (whether points and outputs are bfloat16).
 
@@ -39,13 +39,12 @@ struct Lane {
     int row = lane % 16, column = lane / 16 * 8;
 };
 
-// Two numbers of a point, or of the output.
-inline float2 taken(unsigned both) { return SHORT ? unpack_short(both) : unpack(both); }
+// Two numbers of the output.
 inline unsigned given(float x, float y) { return SHORT ? pack_short(x, y) : pack(x, y); }
-// As halves: of points that are not far out these lose no digits but those below 2^-24.
-inline unsigned halves_of(unsigned both) {
-    float2 x = taken(both);
-    return SHORT ? pack(x.x, x.y) : both;
+// Two bfloat16 as halves, times a power of two.
+inline unsigned halves_of(unsigned both, float up) {
+    float2 x = unpack_short(both);
+    return pack(x.x * up, x.y * up);
 }
 inline void load_words(unsigned (&words)[WORDS], const void *from) {
     constexpr int EACH = sizeof(Piece) / 4;
@@ -61,6 +60,8 @@ inline float sum_of_four(float x) {
 // What scores are made of sums with, and what both are multiplied with so that scores are halves.
 struct Scale {
     float scale, base, by;
+    // what points in bfloat16 are multiplied with, so that they are halves and lose no digits
+    float up;
     bool far;
 
     Scale(const float *nodes, int count, float tau, float epsilon) {
@@ -68,10 +69,11 @@ struct Scale {
         for (int d = threadIdx.x % 32; d < DIMS; d += 32)
             most = fmaxf(most, fmaxf(fabsf(nodes[d * GP + 1]), fabsf(nodes[d * GP + count - 2])));
         most = largest_of_warp(most);
-        // below this one differences of halves are halves
-        far = !(most < 16384);
+        // differences of halves may be none
+        far = !SHORT && !(most < 16384);
         scale = 32768 / (2 * power_below(fmaxf(DIMS * (2 * most / tau + epsilon), 1e-30f)));
-        base = DIMS * epsilon * scale, by = 2 * scale / tau;
+        up = SHORT ? 8192 / power_below(fmaxf(most, 1e-30f)) : 1;
+        base = DIMS * epsilon * scale, by = 2 * scale / tau / up;
     }
 };
 
@@ -103,14 +105,14 @@ struct Tile {
 
     Tile(int number) : first(16 * number) {}
     // of a chunk with so many queries
-    void load(const uint4 *queries, long long number, bool far, const Lane &lane) {
+    void load(const uint4 *queries, long long number, const Scale &scale, const Lane &lane) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             int m = first + lane.g + 8 * h;
             const uint4 *from = queries + (m < number ? m : 0) * (DIMS / 8);
             load_words(points[h], reinterpret_cast<const unsigned *>(from) + lane.t * WORDS);
 #pragma unroll
-            for (int i = 0; SHORT && i < WORDS; ++i) points[h][i] = far ? points[h][i] : halves_of(points[h][i]);
+            for (int i = 0; SHORT && i < WORDS; ++i) points[h][i] = halves_of(points[h][i], scale.up);
         }
         sum_parts<false>(begin, points);
     }
@@ -137,10 +139,10 @@ inline void sum_keys(const Lane &lane, float *to) {
 }
 
 // The keys of the chunk as halves.
-inline void change_keys() {
+inline void change_keys(float up) {
     for (int i = threadIdx.x; i < CHUNK * (DIMS / 8); i += THREADS) {
         uint4 *at = reinterpret_cast<uint4 *>(memory + i / (DIMS / 8) * KEY + i % (DIMS / 8) * 16), x = *at;
-        *at = {halves_of(x.x), halves_of(x.y), halves_of(x.z), halves_of(x.w)};
+        *at = {halves_of(x.x, up), halves_of(x.y, up), halves_of(x.z, up), halves_of(x.w, up)};
     }
 }
 
@@ -164,7 +166,7 @@ inline void add_far_terms(float (&sums)[4], const Tile &tile, const unsigned (&k
         float sum = 0;
 #pragma unroll
         for (int i = 0; i < WORDS; ++i) {
-            float2 x = taken(tile.points[h][i]), y = taken(key[i]);
+            float2 x = unpack(tile.points[h][i]), y = unpack(key[i]);
             sum += fabsf(x.x - y.x) - fabsf(x.x) - fabsf(y.x) + (fabsf(x.y - y.y) - fabsf(x.y) - fabsf(y.y));
         }
         sum = sum_of_four(sum) / 2;
@@ -312,8 +314,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIMS > 64 ? 3 : 4)
     Scale scale(nodes + head * DIMS * GP, count, bandwidth[head], epsilon);
     wait_for_all_copies();
     __syncthreads();
-    if (SHORT && !scale.far) {
-        change_keys();
+    if (SHORT) {
+        change_keys(scale.up);
         __syncthreads();
     }
     if (!scale.far) sum_keys(lane, reinterpret_cast<float *>(memory + SUMS));
@@ -331,7 +333,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIMS > 64 ? 3 : 4)
     for (int i = 0; i < 2; ++i) {
         Tile tile(i ? TILES - 1 - warp : warp);
         if (tile.first >= left) continue;
-        tile.load(queries + start * PIECES, left, scale.far, lane);
+        tile.load(queries + start * PIECES, left, scale, lane);
 #pragma unroll 1
         for (int n = 0; n <= tile.first; n += 16) {
             if (scale.far)
