@@ -118,7 +118,18 @@ def grids():
             call(kernel, "grid", *points(queries=300, keys=280, dtype=dtype))
 
 
-PARTS = {part.__name__: part for part in (relays, coils, walks, long_lines, classes, tiles, short_sequences, grids)}
+def causal_grids():
+    """Tables in registers, on GPUs that have the instructions; the last chunk is not full."""
+    for dtype in (torch.float16, torch.bfloat16):
+        given = points(queries=328, keys=328, dtype=dtype, requires_grad=False)
+        for nodes in (32, 64):
+            call("add_riesz", f"grid:{nodes}", *given, is_causal=True)
+
+
+PARTS = {
+    part.__name__: part
+    for part in (relays, coils, walks, long_lines, classes, tiles, short_sequences, grids, causal_grids)
+}
 
 
 def main() -> int:
