@@ -263,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
     Station *stations = reinterpret_cast<Station *>(shared);
     Kept *shelves = reinterpret_cast<Kept *>(stations + CREW);
     __shared__ Cuts<ALL_CELLS> cuts;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int lane = threadIdx.x % 32, warp = own_warp();
     index_t stop = rounds[round + 1] * dims;
     for (index_t line = rounds[round] * dims + blockIdx.x; line < stop; line += gridDim.x) {
         index_t p = line / dims;

@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
           index_t first) {
     extern __shared__ __align__(16) char shared[];
     __shared__ Baton baton;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int lane = threadIdx.x % 32, warp = own_warp();
     Station &mine = reinterpret_cast<Station *>(shared)[warp];
     index_t channels = blockIdx.y, d = blockIdx.x % dims, side_number = blockIdx.x / dims % sides,
             p = first + blockIdx.x / dims / sides;

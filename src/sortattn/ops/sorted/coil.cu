@@ -78,21 +78,20 @@ struct alignas(16) Station {
 struct Arc {
     const int *points, *order;
     Winding winding;
-    int count;
-    bool upper;
+    int count, step;
 
     __device__ Arc(const real *places, const int *indices, index_t line, index_t all, bool upper, Winding winding)
         : points(reinterpret_cast<const int *>(places) + line * all), order(indices + line * all), winding(winding),
-          count(int(all)), upper(upper) {
+          count(int(all)), step(upper ? -1 : 1) {
         int half = first_without(0, count, [&](int i) { return word(points[i]) < HALF_AROUND; });
         if (upper) points += count - 1, order += count - 1;
         count = upper ? count - half : half;
     }
     __device__ word at(int i) const {
-        word point = word(read_once(points + (upper ? -i : i)));
-        return upper ? winding.mirrored(point) : point;
+        word point = word(read_once(points + i * step));
+        return step < 0 ? winding.mirrored(point) : point;
     }
-    __device__ int index(int i) const { return read_once(order + (upper ? -i : i)); }
+    __device__ int index(int i) const { return read_once(order + i * step); }
 };
 
 // The first `some` lanes.
@@ -160,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
     extern __shared__ __align__(16) char shared[];
     __shared__ Baton baton;
     __shared__ Marks<word> marks;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int lane = threadIdx.x % 32, warp = own_warp();
     Station &mine = reinterpret_cast<Station *>(shared)[warp];
     index_t channels = blockIdx.y, d = blockIdx.x % dims, p = first + blockIdx.x / dims / 2, line = p * dims + d;
     bool upper = blockIdx.x / dims % 2;
@@ -168,16 +167,17 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
     if (!winding.cells) return;
     Arc keys(key_places, key_order, line, count, upper, winding);
     Arc queries(query_places, query_order, line, number, upper, winding);
-    const char *key_rows = reinterpret_cast<const char *>(rows + p * count * STRIDE + channels * WIDTH);
-#ifdef __CUDA_ARCH__
-    // as in `Rows`
-    asm("" : "+l"(key_rows));
-#endif
+    const char *key_rows = piece_of(rows + p * count * STRIDE + channels * WIDTH, lane);
     Rows output_rows(out + p * number * STRIDE + channels * WIDTH, lane);
     Scalars scalars(weights, p * count);
     out_extra += p * number;
     totals += (((channels * heads + p) * dims + d) * 2 + upper) * (CELLS * 2 * (WIDTH + 1));
     auto query_at = [&](int i) { return queries.at(i); };
+    real height = real(scale);
+#ifdef __CUDA_ARCH__
+    // made once, not for every target; as in `Rows`
+    asm("" : "+f"(height), "+l"(out_extra));
+#endif
     marks.fill(queries.count, query_at, ALL);
     baton.turn.begin();
     for (int c = warp; c < CELLS; c += CREW) baton.at[c][lane].clear();
@@ -282,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
                     add_pair(seen, base, k ? real(1) : real(-2));
                 }
                 if (here.cell >= -1 && channels == 0)
-                    add_to(out_extra + here.index, real(scale) * (here.part * seen.plain - seen.weighted));
+                    add_to(out_extra + unsigned(here.index), height * (here.part * seen.plain - seen.weighted));
             }
 #pragma unroll
             for (int c = -1; c <= CELLS; c++) {
@@ -317,7 +317,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
                     real numbers[VEC];
 #pragma unroll
                     for (int v = 0; v < VEC; v++)
-                        numbers[v] = real(scale) * (to.part * sum.plain.at[v] - sum.weighted.at[v]);
+                        numbers[v] = height * (to.part * sum.plain.at[v] - sum.weighted.at[v]);
                     add_to(*output_rows.at(to.index), numbers);
                 }
             }

@@ -4,9 +4,9 @@
 // QUERIES (of a warp).
 
 #include "half.cu"
+#include "search.cu"
 
 typedef float real;
-constexpr unsigned ALL = 0xffffffffu;
 constexpr int WIDTH = 32 * VEC;
 constexpr index_t STRIDE = index_t(PARTS) * WIDTH;
 
@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     gather(const half_t *ranks, const index_t *offsets, const int *rounds, const half_t *table, const real *extras,
            const int *unfit, half_t *out, index_t round, index_t number, index_t dims, index_t pitch, index_t channels,
            index_t each, double floor) {
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int lane = threadIdx.x % 32, warp = own_warp();
     index_t tiles = (number + QUERIES * WARPS - 1) / (QUERIES * WARPS), begin = rounds[round];
     index_t jobs = (rounds[round + 1] - begin) * tiles;
     const char *rows = reinterpret_cast<const char *>(table + blockIdx.y * WIDTH + lane * VEC);

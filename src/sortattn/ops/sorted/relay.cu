@@ -45,16 +45,12 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
     // where the targets of stretches end: one for each warp, and the one before
     __shared__ int ends[2][CREW];
     __shared__ Marks<real> marks;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int lane = threadIdx.x % 32, warp = own_warp();
     Station &mine = reinterpret_cast<Station *>(shared)[warp];
     index_t channels = blockIdx.y, d = blockIdx.x % dims, side_number = blockIdx.x / dims % sides,
             p = first + blockIdx.x / dims / sides;
     bool flipped = mirrored >> side_number & 1;
-    const char *source_rows = reinterpret_cast<const char *>(rows + p * count * STRIDE + channels * WIDTH);
-#ifdef __CUDA_ARCH__
-    // as in `Rows`
-    asm("" : "+l"(source_rows));
-#endif
+    const char *source_rows = piece_of(rows + p * count * STRIDE + channels * WIDTH, lane);
     Rows output_rows(out + p * number * STRIDE + channels * WIDTH, lane);
     Scalars scalars(weights, p * count);
     out_extra += p * number;

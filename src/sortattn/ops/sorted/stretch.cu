@@ -2,10 +2,18 @@
 //
 // Macros: those of given.cu, which comes before, and CREW (warps of a block).
 
-// Rows that lanes want, one each, on their way to shared memory, sixteen bytes at a time.
-__device__ inline void bring(Given *rows, const char *from, int index, int lane) {
-    constexpr int BYTES = sizeof(Given) * 32, PIECES = BYTES / 16;
-    const char *start = from + lane % PIECES * 16;
+// What a lane brings of rows: pieces of sixteen bytes.
+constexpr int PIECES = sizeof(Given) * 32 / 16;
+// Its piece of the first row; as in `Rows`, the compiler is not told what that is made of.
+__device__ inline const char *piece_of(const given_t *rows, int lane) {
+    const char *start = reinterpret_cast<const char *>(rows) + lane % PIECES * 16;
+#ifdef __CUDA_ARCH__
+    asm("" : "+l"(start));
+#endif
+    return start;
+}
+// Rows that lanes want, one each, on their way to shared memory; `start` is this lane's piece of the first one.
+__device__ inline void bring(Given *rows, const char *start, int index, int lane) {
     char *to = reinterpret_cast<char *>(rows) + lane * 16;
 #pragma unroll
     for (int i = 0; i < 32; i += 32 / PIECES, to += 512) {

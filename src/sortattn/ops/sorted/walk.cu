@@ -170,8 +170,9 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
                               real(0));
             });
         }
+        // the same in all lanes, and known to be
 #pragma unroll
-        for (int j = 0; j < KEPT; j++) passed[j] = places[j];
+        for (int j = 0; j < KEPT; j++) passed[j] = __shfl_sync(ALL, places[j], 0);
         __syncwarp();
     };
 
@@ -544,10 +545,10 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
         if (!fresh) {
             real from = __shfl_sync(ALL, next_s, 0);
             // what has left the window, or the sources above, cancels but for rounding, which grows with the distance:
-            // sum it afresh
-            fresh = (COMPACT && (from - renewed > FAR * support || from - origin > support)) ||
-                    (BOTH && from - renewed > span);
-            if (from != origin && !fresh) move_state(state, double(from) - double(origin), side.rate);
+            // sum it afresh; by votes, as all lanes go together
+            fresh = __any_sync(ALL, (COMPACT && (from - renewed > FAR * support || from - origin > support)) ||
+                                        (BOTH && from - renewed > span));
+            if (__any_sync(ALL, from != origin) && !fresh) move_state(state, double(from) - double(origin), side.rate);
             origin = from;
         }
         if (fresh) {
