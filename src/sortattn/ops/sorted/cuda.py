@@ -14,7 +14,7 @@ from . import cuda_coil, cuda_mutual, cuda_relay, cuda_trade, room
 from .cuda_sort import Lines, sort_both, sort_lines
 from .cuda_walk import Walk, width_of
 from .lines import Bandwidth
-from .quotient import _unfit, divide_on_gpu, look_at
+from .quotient import _unfit, divide_on_gpu
 from .tracks import Tracks, tracks_of
 
 # weights may be None, for ones, and a bandwidth for all heads a number
@@ -105,7 +105,7 @@ def _sums(
     kept: bool,
     unfit: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What is no finite number among queries and keys is counted in `unfit (P, group)`, but for float64."""
+    """What is no finite number is counted in `unfit (P, group)`, but for float64."""
     parts = groups(query, key, value, terms, kept=kept)
     tracks = tracks_of(terms, False)
     wound = cuda_coil.serves(tracks, query, key, value)
@@ -120,7 +120,7 @@ def _sums(
     sums = torch.empty(problems, rows, value.shape[2], dtype=dtype, device=query.device)
     total = torch.empty(problems, rows, dtype=dtype, device=query.device)
     if lines:
-        return scatter(*lines, value, weight, terms, bandwidth, False, into=(sums, total))
+        return scatter(*lines, value, weight, terms, bandwidth, False, into=(sums, total), unfit=unfit)
     for some in parts:
         looked = None if unfit is None else unfit[some]
         extra = None if weight is None else weight[some]
@@ -128,7 +128,7 @@ def _sums(
         # without a name they are gone before the next group is sorted
         scatter(
             *sort(some, looked, extra, tau), value[some], extra, terms, tau, False,
-            into=(sums[some], total[some]),
+            into=(sums[some], total[some]), unfit=looked,
         )  # fmt: skip
     return sums, total
 
@@ -149,13 +149,12 @@ def attention(
     All are float32, or of 16 bits where rows are taken as they are.
     """
     query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+    looked = None
     if query.dtype == torch.float64:
         unfit = _unfit(query, key, value, group)
     else:
-        unfit = torch.zeros(query.shape[0], group, dtype=torch.int32, device=query.device)
-    sums, total = _sums(query, key, value, weight, terms, bandwidth, False, unfit)
-    if query.dtype != torch.float64:
-        look_at(value, unfit)
+        unfit = looked = torch.zeros(query.shape[0], group, dtype=torch.int32, device=query.device)
+    sums, total = _sums(query, key, value, weight, terms, bandwidth, False, looked)
     rows = sums if query.dtype == sums.dtype else torch.empty(sums.shape, dtype=query.dtype, device=sums.device)
     return divide_on_gpu(sums, total, unfit, floor, rows)
 
@@ -169,13 +168,17 @@ def scatter(
     bandwidth: Bandwidth,
     mirrored: bool,
     into: tuple[Tensor, Tensor] | None = None,
+    unfit: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Sum `rows (P, N, C)` and `extra (P, N)` of the sources for the targets, see `cpu.scatter`."""
+    """Sum `rows (P, N, C)` and `extra (P, N)` of the sources for the targets, see `cpu.scatter`.
+
+    Heads whose rows are not all finite are marked in `unfit (P, group)`.
+    """
     walk = Walk(tracks_of(terms, mirrored), sources, targets, rows, extra, bandwidth)
     if into is None:
         into = walk.empty(walk.number, rows.shape[2]), walk.empty(walk.number)
     out = walk.room(into[0])
-    walk.sum(terms.constant, out, into[1])
+    walk.sum(terms.constant, out, into[1], unfit)
     _deliver(out, into[0])
     return into
 

@@ -12,6 +12,7 @@ from ...cuda import launch
 from ...cuda.compile import Defines
 from . import room
 from .lines import narrow
+from .quotient import look_at
 from .tracks import Tracks
 
 if TYPE_CHECKING:
@@ -81,14 +82,20 @@ def rounds_of(walk: "Walk", head: int, tracks: int = 0) -> list[tuple[int, int]]
     return [(p, min(together, walk.problems - p)) for p in range(0, walk.problems, together)]
 
 
-def halves_of(walk: "Walk", defines: Defines, alls: Tensor | None = None) -> tuple[Tensor, int]:
-    """The sums of all rows on either side of zero, in so many chunks; and of all, into `alls`."""
+def halves_of(
+    walk: "Walk", defines: Defines, alls: Tensor | None = None, unfit: Tensor | None = None
+) -> tuple[Tensor, int]:
+    """The sums of all rows on either side of zero, in so many chunks; and of all, into `alls`.
+
+    Heads whose rows are not all finite are marked in `unfit (P, group)`.
+    """
     chunks = chunks_of(walk)
     totals = walk.empty(totals_of(walk.count, walk.dims, walk.width, walk.stride))
     parts = walk.parts * max(1, walk.width // _COLUMNS)
     launch.Kernel(HALVES, "sum_halves", defines)(
         (walk.problems * chunks * math.ceil(walk.dims / _DIMS), parts), _THREADS, walk.sources.points, walk.rows,
-        walk.extra, totals, alls, walk.problems, walk.count, walk.dims, chunks,
+        walk.extra, totals, alls, unfit, walk.problems, 0 if unfit is None else unfit.shape[1], walk.count, walk.dims,
+        chunks,
     )  # fmt: skip
     return totals, chunks
 
@@ -102,14 +109,21 @@ def chunks_of(walk: "Walk") -> int:
     return min(walk.count, _CHUNKS)
 
 
-def run(walk: "Walk", walking: Defines, constant: float, out: Tensor, out_extra: Tensor) -> None:
-    """The sums for all targets, and the constant for every source: `out` and `out_extra` are filled."""
+def run(
+    walk: "Walk", walking: Defines, constant: float, out: Tensor, out_extra: Tensor, unfit: Tensor | None = None
+) -> None:
+    """The sums for all targets, and the constant for every source: `out` and `out_extra` are filled.
+
+    Heads whose rows are not all finite are marked in `unfit (P, group)`.
+    """
     tracks, size = walk.tracks, walk.rows.element_size()
     warps = warps_of(walk.width, size)
     teams = teams_of(walk, walk.head(), warps)
     defines = defines_of(walking, warps, teams, walk.rows.dtype)
     alls = walk.empty(walk.parts * chunks_of(walk) * (walk.width + 1)) if constant and tracks.folded else None
-    halves = halves_of(walk, defines, alls) if tracks.folded else (None, 0)
+    halves = halves_of(walk, defines, alls, unfit) if tracks.folded else (None, 0)
+    if not tracks.folded and unfit is not None:
+        look_at(walk.rows, unfit)
     if alls is None:
         walk.begin(constant, out, out_extra)
     else:

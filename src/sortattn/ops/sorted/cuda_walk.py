@@ -14,6 +14,7 @@ from ...cuda.constants import kept
 from . import cuda_coil, cuda_relay, room
 from .cuda_sort import Lines
 from .lines import Bandwidth
+from .quotient import look_at
 from .tracks import GROUP, Tracks
 
 SOURCE, MOMENTS = (Path(__file__).with_name(name) for name in ("walk.cu", "moments.cu"))
@@ -112,17 +113,22 @@ class Walk:
         """Room for sums of all heads."""
         return self.rows.new_empty(self.problems, *shape, dtype=self.dtype)
 
-    def sum(self, constant: float, out: Tensor, out_extra: Tensor) -> None:
-        """Fills these with the sums for all targets, and the kernel's constant for every source and dimension."""
+    def sum(self, constant: float, out: Tensor, out_extra: Tensor, unfit: Tensor | None = None) -> None:
+        """Fills these with the sums for all targets, and the kernel's constant for every source and dimension.
+
+        Heads whose rows are not all finite are marked in `unfit (P, group)`.
+        """
         nothing = not (self.problems and self.number and self.count and self.dims and self.stride)
         if nothing or torch.are_deterministic_algorithms_enabled() or not cuda_relay.serves(self):
             self.begin(constant, out, out_extra)
             self.run(out, out_extra, None, None, None)
             if self.sources.windings is not None and not nothing:
                 cuda_coil.run(self, self.defines(True, False, False), out, out_extra)
+            if unfit is not None:
+                look_at(self.rows, unfit)
             return
         with launch.on(self.rows.device):
-            cuda_relay.run(self, self.defines(True, False, False), constant, out, out_extra)
+            cuda_relay.run(self, self.defines(True, False, False), constant, out, out_extra, unfit)
 
     def defines(self, added: bool, multiplied: bool, ordered: bool) -> Defines:
         """The macros of a walk."""
