@@ -61,7 +61,7 @@ def teams_of(walk: "Walk", head: int, warps: int, most: int = 6, tracks: int = 0
 
     Smaller ones wait less: at 2,048 points a forward pass takes 0.96 ms with six of 4 warps and 1.13 with two of 12.
     """
-    processors, cache, _ = room.device(walk.rows.device)
+    processors, cache, *_ = room.device(walk.rows.device)
     heads = processors / ((tracks or walk.tracks.number) * walk.dims)
     fitting = (teams for teams in range(most, 1, -1) if warps % teams == 0 and teams * heads * head <= share * cache)
     return next(fitting, 1)
@@ -72,7 +72,7 @@ def rounds_of(walk: "Walk", head: int, tracks: int = 0) -> list[tuple[int, int]]
 
     Else blocks of two heads would be there at a time, which take 61 instead of 51 ms of 131,072 points.
     """
-    processors, cache, _ = room.device(walk.rows.device)
+    processors, cache, *_ = room.device(walk.rows.device)
     tracks = (tracks or walk.tracks.number) * walk.dims * walk.parts
     together = max(1, processors // tracks)
     waves = together * tracks / processors
@@ -132,13 +132,15 @@ def run(
             (walk.problems * slices, walk.parts), 256, alls, out, out_extra, walk.problems, walk.number, halves[1],
             slices, float(constant * walk.dims),
         )  # fmt: skip
-    relay, shared = launch.Kernel(SOURCE, "relay", defines), _station(tracks, walk.width, size)
-    for first, heads in rounds_of(walk, walk.head()):
+    rounds, shared = rounds_of(walk, walk.head()), _station(tracks, walk.width, size)
+    early = len(rounds) > 1 and room.device(walk.rows.device).early
+    relay = launch.Kernel(SOURCE, "relay", (*defines, ("EARLY", int(early))))
+    for first, heads in rounds:
         relay(
             (heads * tracks.number * walk.dims, walk.parts), 32 * (warps // teams), *walk.sources[:2],
             *walk.targets[:2], walk.rows, walk.extra, walk.table(tracks), walk.bandwidth, walk.tau, *halves, out,
             out_extra, walk.problems, tracks.number, walk.count, walk.number, walk.dims, tracks.mirrored, tracks.closed,
-            first, shared=warps // teams * shared,
+            first, shared=warps // teams * shared, early=early and first > 0,
         )  # fmt: skip
 
 

@@ -187,7 +187,7 @@ class Walk:
 
         A head's rows take `head` bytes.
         """
-        processors, cache, _ = room.device(self.rows.device)
+        processors, cache, *_ = room.device(self.rows.device)
         warps = processors * resident
         # warps of one head and one run of every track; of the halves of a line each has half the targets
         together = dims * (1 if self.tracks.folded else tracks)
