@@ -29,6 +29,9 @@ _SHORT = 128
 _FEW = 512
 # warps of a multiprocessor that walk at a time
 _RESIDENT = 24
+# with so many, those of sums with several nodes take as much longer, for want of registers; yet of 2,048 points and 48
+# heads, where two turns do in place of three, a forward pass takes 1.45 and not 1.54 ms
+_CROWDED = 1.15
 # of the second-level cache, what the rows may take that are read and written at random: as it holds some of them twice,
 # less is faster (a walk of 16,384 targets takes 4.46 ms instead of 4.85 with twice the share); a compact kernel has
 # twice as much, as its runs take longer to begin
@@ -130,12 +133,12 @@ class Walk:
         with launch.on(self.rows.device):
             cuda_relay.run(self, self.defines(True, False, False), constant, out, out_extra, unfit)
 
-    def defines(self, added: bool, multiplied: bool, ordered: bool) -> Defines:
-        """The macros of a walk."""
+    def defines(self, added: bool, multiplied: bool, ordered: bool, each: float = math.inf) -> Defines:
+        """The macros of a walk; of its runs a multiprocessor has so many, one after the other."""
         passing = not self.tracks.compact and self.head() > room.device(self.rows.device).cache
         return defines_of(
             self.tracks, self.dtype, self.width, parts=self.parts, added=added, multiplied=multiplied, ordered=ordered,
-            passing=passing,
+            passing=passing, warps=resident(self.tracks, added, multiplied, each),
         )  # fmt: skip
 
     def run(
@@ -158,7 +161,9 @@ class Walk:
         length = self.length(self.number, self.head(), tracks, dims, _RESIDENT)
         # a walk of a whole track from its beginning needs no moments, unless sources above count
         whole = length >= self.number and not self.tracks.both
-        defines = self.defines(out is not None, products is not None, ordered)
+        runs = self.problems * tracks * dims * parts * math.ceil(self.number / length)
+        each = math.inf if whole else runs / room.device(self.rows.device).processors
+        defines = self.defines(out is not None, products is not None, ordered, each)
         outputs = (out, out_extra, others, other_extra, products)
         with launch.on(self.rows.device):
             for i in range(self.tracks.number) if ordered else (None,):
@@ -227,6 +232,7 @@ def defines_of(
     parts: int = 1,
     passing: bool = False,
     along: bool = False,
+    warps: int | None = None,
 ) -> Defines:
     # shared memory: lists of sources and targets, the side, and the rows of targets
     places = (32 * (1 + tracks.halves) if tracks.nodes == 1 else 64 * tracks.nodes) + 2 * _CHUNK
@@ -255,18 +261,28 @@ def defines_of(
         ("CHUNK", _CHUNK),
         ("PASSING", int(passing)),
         ("ALONG", int(along)),
-        ("RESIDENT", resident(tracks, added, multiplied)),
+        ("RESIDENT", warps or resident(tracks, added, multiplied)),
         ("WAY", 0 if tracks.number > 1 else -1 if tracks.mirrored else 1),
     )
 
 
-def resident(tracks: Tracks, added: bool, multiplied: bool) -> int:
-    """Warps of a multiprocessor: fewer, where they need more registers."""
+def resident(tracks: Tracks, added: bool, multiplied: bool, each: float = math.inf) -> int:
+    """Warps of a multiprocessor: fewer, where they need more registers.
+
+    Sums with several nodes have more after all, if the last ones of `each` runs of a multiprocessor would be alone.
+    """
     if tracks.nodes > 2:
-        return 16 if multiplied and not added else 20
+        fewer = 16 if multiplied and not added else 20
+        more = not multiplied and _CROWDED * _turns(each, _RESIDENT) < _turns(each, fewer)
+        return _RESIDENT if more else fewer
     if tracks.both and multiplied:
         return 16
     return _RESIDENT - 4 * (added and multiplied)
+
+
+def _turns(each: float, warps: int) -> float:
+    """The time of `each` runs, for so many warps at a time, relative to that without a last turn that is not full."""
+    return math.ceil(each / warps) * warps / each if 0 < each < math.inf else 1.0
 
 
 def width_of(channels: int, dtype: torch.dtype) -> int:
