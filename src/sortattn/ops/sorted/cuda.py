@@ -40,8 +40,12 @@ def groups(
     Where these leave little of it, as with many queries and few keys, a group still has its share. Sums that are not
     `kept` for a backward pass become the output.
     """
+    return _groups_for(query, value, tracks_of(terms, False), backward, kept)
+
+
+def _groups_for(query: Tensor, value: Tensor, tracks: Tracks, backward: bool, kept: bool) -> list[slice]:
     return _groups(
-        query.shape, value.shape, working_type(query.dtype), tracks_of(terms, False), backward, kept, room.WORKSPACE,
+        query.shape, value.shape, working_type(query.dtype), tracks, backward, kept, room.WORKSPACE,
         room.device(query.device).cache,
     )  # fmt: skip
 
@@ -106,8 +110,9 @@ def _sums(
     unfit: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What is no finite number is counted in `unfit (P, group)`, but for float64."""
-    parts = groups(query, key, value, terms, kept=kept)
+    # once, as next to a short call it takes its time
     tracks = tracks_of(terms, False)
+    parts = _groups_for(query, value, tracks, False, kept)
     wound = cuda_coil.serves(tracks, query, key, value)
 
     def sort(some: slice, looked: Tensor | None, extra: Tensor | None, tau: Bandwidth) -> tuple[Lines, Lines]:
@@ -120,15 +125,16 @@ def _sums(
     sums = torch.empty(problems, rows, value.shape[2], dtype=dtype, device=query.device)
     total = torch.empty(problems, rows, dtype=dtype, device=query.device)
     if lines:
-        return scatter(*lines, value, weight, terms, bandwidth, False, into=(sums, total), unfit=unfit)
+        _sum(Walk(tracks, *lines, value, weight, bandwidth), terms.constant, sums, total, unfit)
+        return sums, total
     for some in parts:
         looked = None if unfit is None else unfit[some]
         extra = None if weight is None else weight[some]
         tau = bandwidth if isinstance(bandwidth, float) else bandwidth[some]
         # without a name they are gone before the next group is sorted
-        scatter(
-            *sort(some, looked, extra, tau), value[some], extra, terms, tau, False,
-            into=(sums[some], total[some]), unfit=looked,
+        _sum(
+            Walk(tracks, *sort(some, looked, extra, tau), value[some], extra, tau), terms.constant, sums[some],
+            total[some], looked,
         )  # fmt: skip
     return sums, total
 
@@ -168,19 +174,20 @@ def scatter(
     bandwidth: Bandwidth,
     mirrored: bool,
     into: tuple[Tensor, Tensor] | None = None,
-    unfit: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Sum `rows (P, N, C)` and `extra (P, N)` of the sources for the targets, see `cpu.scatter`.
-
-    Heads whose rows are not all finite are marked in `unfit (P, group)`.
-    """
+    """Sum `rows (P, N, C)` and `extra (P, N)` of the sources for the targets, see `cpu.scatter`."""
     walk = Walk(tracks_of(terms, mirrored), sources, targets, rows, extra, bandwidth)
     if into is None:
         into = walk.empty(walk.number, rows.shape[2]), walk.empty(walk.number)
-    out = walk.room(into[0])
-    walk.sum(terms.constant, out, into[1], unfit)
-    _deliver(out, into[0])
+    _sum(walk, terms.constant, *into, None)
     return into
+
+
+def _sum(walk: Walk, constant: float, sums: Tensor, total: Tensor, unfit: Tensor | None) -> None:
+    """Fills `sums` and `total`; heads whose rows are not all finite are marked in `unfit (P, group)`."""
+    out = walk.room(sums)
+    walk.sum(constant, out, total, unfit)
+    _deliver(out, sums)
 
 
 def dot(
