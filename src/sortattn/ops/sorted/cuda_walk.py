@@ -162,7 +162,7 @@ class Walk:
         # a walk of a whole track from its beginning needs no moments, unless sources above count
         whole = length >= self.number and not self.tracks.both
         runs = self.problems * tracks * dims * parts * math.ceil(self.number / length)
-        each = math.inf if whole else runs / room.device(self.rows.device).processors
+        each = math.inf if whole or ordered else runs / room.device(self.rows.device).processors
         defines = self.defines(out is not None, products is not None, ordered, each)
         outputs = (out, out_extra, others, other_extra, products)
         with launch.on(self.rows.device):
