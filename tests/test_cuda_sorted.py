@@ -70,6 +70,39 @@ def test_walks_compile_as_for_a_user(name):
 
 
 @pytest.mark.parametrize(
+    ("each", "warps"),
+    # two turns in place of three; hardly fewer in all; as many; without end; no number of runs
+    [(46.5, 24), (69.8, 20), (40.0, 20), (1000.0, 20), (math.inf, 20), (0.0, 20)],
+)
+def test_runs_of_a_spline_have_more_warps_where_the_last_turn_would_be_empty(each, warps):
+    spline, line = (tracks_of(KERNELS[name].terms(), mirrored=False) for name in ("add_bump", "add_laplace"))
+    assert cuda_walk.resident(spline, True, False, each) == warps
+    # with products there are no registers for more, and with one node there are that many already
+    assert cuda_walk.resident(spline, True, True, each) == 20
+    assert cuda_walk.resident(spline, False, True, each) == 16
+    assert cuda_walk.resident(line, True, False, each) == 24
+
+
+@pytest.mark.parametrize(("number", "warps"), [(2048, 24), (3000, 20)])
+def test_the_walk_of_a_call_is_compiled_for_so_many_warps(number, warps, monkeypatch):
+    found = []
+
+    class Noted:
+        def __init__(self, source, entry, defines=()):
+            found.append((entry, dict(defines).get("RESIDENT")))
+
+        def __call__(self, *arguments, **options):
+            pass
+
+    on_a_gpu(monkeypatch, Noted)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    points, rows = (torch.empty(48, number, 64, device="meta") for _ in range(2))
+    lines = cuda.points(points)
+    cuda.scatter(lines, lines, rows, None, KERNELS["add_bump"].terms(), 1.0, False)
+    assert ("walk", warps) in found
+
+
+@pytest.mark.parametrize(
     ("dtype", "width", "ordered"),
     [(torch.float64, 64, False), (torch.float32, 32, False), (torch.float32, 128, False), (torch.float32, 64, True)],
     ids=["float64", "few_channels", "many_channels", "ordered"],

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 import sortattn
+from sortattn.ops import repeated
 from sortattn.ops.direct import eager
-from sortattn.ops.tiled import cuda, ordinary, repeated
+from sortattn.ops.tiled import cuda, ordinary
 
 from .cases import assert_close
 from .definition import FORWARD, GRADIENT
+from .emulation import walks
 from .emulation.device import emulate
 from .emulation.emulator import AVAILABLE
 
@@ -260,3 +262,63 @@ def test_calls_without_numbers_are_not_kept(long_ways, monkeypatch):
     for sizes in ((0, 30, 8, 8), (20, 0, 8, 8), (20, 30, 8, 0)):
         for _ in range(2):
             attention(draw(*sizes))
+
+
+@pytest.fixture
+def long_sorts(cpu_only, monkeypatch):
+    """How many sorted calls have been looked at afresh, on a CPU that takes the way of CUDA devices."""
+    walks.emulate(monkeypatch)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    counted, honest = [], sortattn.attention.make_problem
+
+    def make_problem(*arguments, **options):
+        counted.append(arguments)
+        return honest(*arguments, **options)
+
+    monkeypatch.setattr(sortattn.attention, "make_problem", make_problem)
+    return counted
+
+
+@pytest.mark.parametrize("kernel", ["add_riesz", "add_laplace", "add_bump"])
+def test_a_second_sorted_call_takes_the_short_way_to_the_definition(kernel, long_sorts):
+    for bandwidth in (None, 1.7):
+        sortattn.kernel_attention(*draw(), kernel, bandwidth=bandwidth, backend="sorted")
+        before, points = len(long_sorts), draw()
+        rows = sortattn.kernel_attention(*points, kernel, bandwidth=bandwidth, backend="sorted")
+        assert len(long_sorts) == before
+        wide = (part.double() for part in points)
+        wanted = sortattn.kernel_attention(*wide, kernel, bandwidth=bandwidth, backend="reference")
+        assert_close(rows, wanted, FORWARD[torch.float32])
+        assert rows.shape == wanted.shape
+
+
+def test_a_head_that_is_no_number_stays_alone_in_a_second_sorted_call(long_sorts):
+    points = draw()
+    fine = sortattn.kernel_attention(*points, "add_riesz", backend="sorted")
+    for part in range(3):
+        spoilt = [one.clone() for one in points]
+        spoilt[part][0, 1, 3, 2] = float("inf")
+        rows = sortattn.kernel_attention(*spoilt, "add_riesz", backend="sorted")
+        assert rows[0, 1].isnan().all()
+        assert_close(rows[0, 0], fine[0, 0].double(), FORWARD[torch.float32])
+
+
+def test_sorted_calls_that_are_not_alike_take_the_long_way(long_sorts, monkeypatch):
+    points = draw()
+
+    def looks(*given, **options):
+        before = len(long_sorts)
+        for _ in range(2):
+            sortattn.kernel_attention(*given, "add_bump", backend="sorted", **options)
+        return len(long_sorts) - before
+
+    assert looks(*points) == 1
+    assert looks(*points, key_mask=torch.ones(1, 30, dtype=torch.bool)) == 2
+    assert looks(*points, bandwidth=torch.tensor([1.0, 2.0])) == 2
+    assert looks(*(part.double() for part in points)) == 2
+    assert looks(points[0], points[1][:, :1], points[2][:, :1]) == 2
+    assert looks(*(part.transpose(-1, -2).contiguous().transpose(-1, -2) for part in points)) == 2
+    assert looks(*(part.clone().requires_grad_() for part in points)) == 2
+    assert looks(*points) == 0
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert looks(*points) == 2

@@ -102,6 +102,50 @@ def test_rows_of_a_single_node_are_read_once(kind, emulated, monkeypatch):
     assert "summarise" not in entries
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_long_heads_are_walked_one_by_one_and_all_but_the_first_begin_early(early, emulated, monkeypatch):
+    launches = []
+
+    class Noted(EmulatedKernel):
+        def __init__(self, source, entry, defines=()):
+            self.name, self.lets = entry, ("EARLY", 1) in defines
+            super().__init__(source, entry, defines)
+
+        def __call__(self, *arguments, early=False, **options):
+            launches.append((self.name, early, self.lets))
+            super().__call__(*arguments, **options)
+
+    monkeypatch.setattr(launch, "Kernel", Noted)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    # no head fits into the cache
+    monkeypatch.setattr(room, "device", lambda device: room.Device(1, 1, 227 << 10, early))
+    query, key, value = points("normal", 3, 100, 700, 2, 20)
+    output = sortattn.kernel_attention(query, key, value, "add_riesz", backend="sorted")
+    expected = sortattn.kernel_attention(query.double(), key.double(), value.double(), "add_riesz", backend="reference")
+    assert (output - expected).norm() < 1e-6 * expected.norm()
+    walks = [flags for name, *flags in launches if name == "relay"]
+    assert walks == [[False, early], [early, early], [early, early]]
+
+
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump"])
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+def test_values_that_are_no_numbers_spoil_their_head_alone(name, number, emulated, monkeypatch):
+    """Also in the last row, which has no neighbour in its tile, and the last channel."""
+    entries = []
+    monkeypatch.setattr(launch, "Kernel", listing(entries))
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    query, key, value = points("normal", 3, 40, 333, 2, 20)
+    fine = sortattn.kernel_attention(query, key, value, name, backend="sorted")
+    # folded lines are summed on either side of zero, by which the values are looked at
+    assert ("look" in entries) == (name != "add_riesz")
+    for place in ((1, 332, 19), (1, 0, 0), (1, 160, 7)):
+        spoilt = value.clone()
+        spoilt[place] = number
+        output = sortattn.kernel_attention(query, key, spoilt, name, backend="sorted")
+        assert output[1].isnan().all()
+        assert (output[[0, 2]] - fine[[0, 2]]).norm() <= 1e-6 * fine[[0, 2]].norm()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("channels", [20, 64, 100])
 def test_rows_of_16_bits_are_walked_as_they_are(channels, dtype, emulated, monkeypatch):

@@ -8,8 +8,10 @@ from torch import Tensor
 from . import choose
 from .kernels import Kernel, resolve
 from .normalise import poisoned
+from .ops import repeated
 from .ops.grid.error import estimate, probes
-from .ops.tiled import ordinary, repeated
+from .ops.sorted import backend as by_sorting
+from .ops.tiled import ordinary
 from .validation import Problem, autocasts, make_problem
 
 
@@ -48,8 +50,10 @@ def kernel_attention(
     >>> sortattn.kernel_attention(query, key, value, "add_riesz").shape
     torch.Size([2, 4, 100, 16])
     """
-    if key_mask is None and not enable_gqa and not torch.compiler.is_compiling():
-        rows = repeated.attention(query, key, value, kernel, bandwidth, is_causal, backend)
+    call = query, key, value, kernel, bandwidth, is_causal, backend
+    simple = key_mask is None and not enable_gqa and not torch.compiler.is_compiling()
+    if simple:
+        rows = repeated.attention(*call)
         if rows is not None:
             return rows
     chosen = resolve(kernel)
@@ -57,7 +61,8 @@ def kernel_attention(
         usual = ordinary.problem(query, key, value, chosen, bandwidth, key_mask, is_causal, enable_gqa)
         if usual is not None and choose.is_tiled(backend, usual, chosen):
             rows = ordinary.attention(usual, chosen)
-            repeated.remember(query, key, value, kernel, bandwidth, is_causal, backend, usual)
+            if ordinary.is_given(usual, query, key, value):
+                repeated.remember(*call, lambda: ordinary.again(usual, chosen))
             return rows
     problem = make_problem(
         query,
@@ -71,7 +76,12 @@ def kernel_attention(
         native=choose.takes_16_bits(backend, query, chosen, bandwidth),
     )
     run = choose.backend(backend, problem, chosen, normalised=True)
-    return problem.restore(_full_precision(problem, lambda: run.attention(problem, chosen)))
+    rows = problem.restore(_full_precision(problem, lambda: run.attention(problem, chosen)))
+    if simple and run is by_sorting:
+        again = by_sorting.again(query, key, value, problem, chosen)
+        if again is not None:
+            repeated.remember(*call, lambda: again)
+    return rows
 
 
 def kernel_sum(

@@ -5,7 +5,8 @@ import contextlib
 import torch
 
 import sortattn
-from sortattn.ops.tiled import cuda, repeated, short
+from sortattn.ops import repeated
+from sortattn.ops.tiled import cuda, short
 
 from ..cases import Shape, draw, leaves
 from .emulator import EmulatedKernel

@@ -6,6 +6,7 @@ import torch
 
 import sortattn
 from sortattn.cuda import launch
+from sortattn.ops import repeated
 from sortattn.ops.sorted import api, backend, cuda, room, sign
 
 from ..cases import BOX, CASES
@@ -25,6 +26,9 @@ def emulate(monkeypatch):
     monkeypatch.setattr(launch, "Kernel", EmulatedKernel)
     monkeypatch.setattr(room, "device", lambda device: room.Device(1, 50 << 20, 227 << 10))
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    # what a test leaves behind would have its kernels
+    monkeypatch.setattr(repeated, "_known", repeated._Known())
+    monkeypatch.setattr(repeated, "stream_on", lambda device: 0)
     for user in (api, backend, sign):
         monkeypatch.setattr(user, "walker", lambda device: cuda)
     return cuda

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from ...cuda.support import trouble
 from ...kernels import Kernel, SidedKernel
-from ...validation import Problem
+from ...validation import Problem, autocasts
 from ..direct import plain
+from ..repeated import Again
 from . import classes
 from .api import sided_sum_directly
 from .lines import walker
@@ -49,6 +50,28 @@ def attention(problem: Problem, kernel: SidedKernel) -> Tensor:
     if isinstance(problem.bandwidth, Tensor):
         found = found | ~problem.bandwidth.detach().isfinite().reshape(-1, 1)
     return quotient_directly(sums, total, found, kernel.floor)
+
+
+def again(query: Tensor, key: Tensor, value: Tensor, problem: Problem, kernel: SidedKernel) -> Again | None:
+    """What serves calls like this one, which is that problem, without a look at them: on a GPU, without gradients."""
+    given, walk = (query, key, value), walker(problem.query.device.type)
+    if not hasattr(walk, "attention") or not all(part.dtype == torch.float32 for part in given):
+        return None
+    alike = query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
+    if not alike or isinstance(problem.bandwidth, Tensor) or autocasts(query.device.type):
+        return None
+    terms = classes.terms_of(kernel)
+    if not classes.simple(problem, kernel) or not (terms.compact or terms.rate or terms.folded):
+        return None
+    options = None, terms, problem.bandwidth, 1, kernel.floor
+
+    def run(stream: int, *given: Tensor) -> Tensor | None:
+        if torch.are_deterministic_algorithms_enabled():
+            return None
+        points = (part.view(-1, *part.shape[-2:]) for part in given)
+        return walk.attention(*points, *options).view(*given[0].shape[:-1], given[2].shape[-1])
+
+    return run
 
 
 def kernel_sum(problem: Problem, kernel: SidedKernel) -> Tensor:

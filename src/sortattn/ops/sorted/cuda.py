@@ -14,7 +14,7 @@ from . import cuda_coil, cuda_mutual, cuda_relay, cuda_trade, room
 from .cuda_sort import Lines, sort_both, sort_lines
 from .cuda_walk import Walk, width_of
 from .lines import Bandwidth
-from .quotient import _unfit, divide_on_gpu, look_at
+from .quotient import _unfit, divide_on_gpu
 from .tracks import Tracks, tracks_of
 
 # weights may be None, for ones, and a bandwidth for all heads a number
@@ -40,8 +40,12 @@ def groups(
     Where these leave little of it, as with many queries and few keys, a group still has its share. Sums that are not
     `kept` for a backward pass become the output.
     """
+    return _groups_for(query, value, tracks_of(terms, False), backward, kept)
+
+
+def _groups_for(query: Tensor, value: Tensor, tracks: Tracks, backward: bool, kept: bool) -> list[slice]:
     return _groups(
-        query.shape, value.shape, working_type(query.dtype), tracks_of(terms, False), backward, kept, room.WORKSPACE,
+        query.shape, value.shape, working_type(query.dtype), tracks, backward, kept, room.WORKSPACE,
         room.device(query.device).cache,
     )  # fmt: skip
 
@@ -105,9 +109,10 @@ def _sums(
     kept: bool,
     unfit: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What is no finite number among queries and keys is counted in `unfit (P, group)`, but for float64."""
-    parts = groups(query, key, value, terms, kept=kept)
+    """What is no finite number is counted in `unfit (P, group)`, but for float64."""
+    # once, as next to a short call it takes its time
     tracks = tracks_of(terms, False)
+    parts = _groups_for(query, value, tracks, False, kept)
     wound = cuda_coil.serves(tracks, query, key, value)
 
     def sort(some: slice, looked: Tensor | None, extra: Tensor | None, tau: Bandwidth) -> tuple[Lines, Lines]:
@@ -120,15 +125,16 @@ def _sums(
     sums = torch.empty(problems, rows, value.shape[2], dtype=dtype, device=query.device)
     total = torch.empty(problems, rows, dtype=dtype, device=query.device)
     if lines:
-        return scatter(*lines, value, weight, terms, bandwidth, False, into=(sums, total))
+        _sum(Walk(tracks, *lines, value, weight, bandwidth), terms.constant, sums, total, unfit)
+        return sums, total
     for some in parts:
         looked = None if unfit is None else unfit[some]
         extra = None if weight is None else weight[some]
         tau = bandwidth if isinstance(bandwidth, float) else bandwidth[some]
         # without a name they are gone before the next group is sorted
-        scatter(
-            *sort(some, looked, extra, tau), value[some], extra, terms, tau, False,
-            into=(sums[some], total[some]),
+        _sum(
+            Walk(tracks, *sort(some, looked, extra, tau), value[some], extra, tau), terms.constant, sums[some],
+            total[some], looked,
         )  # fmt: skip
     return sums, total
 
@@ -149,13 +155,12 @@ def attention(
     All are float32, or of 16 bits where rows are taken as they are.
     """
     query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+    looked = None
     if query.dtype == torch.float64:
         unfit = _unfit(query, key, value, group)
     else:
-        unfit = torch.zeros(query.shape[0], group, dtype=torch.int32, device=query.device)
-    sums, total = _sums(query, key, value, weight, terms, bandwidth, False, unfit)
-    if query.dtype != torch.float64:
-        look_at(value, unfit)
+        unfit = looked = torch.zeros(query.shape[0], group, dtype=torch.int32, device=query.device)
+    sums, total = _sums(query, key, value, weight, terms, bandwidth, False, looked)
     rows = sums if query.dtype == sums.dtype else torch.empty(sums.shape, dtype=query.dtype, device=sums.device)
     return divide_on_gpu(sums, total, unfit, floor, rows)
 
@@ -174,10 +179,15 @@ def scatter(
     walk = Walk(tracks_of(terms, mirrored), sources, targets, rows, extra, bandwidth)
     if into is None:
         into = walk.empty(walk.number, rows.shape[2]), walk.empty(walk.number)
-    out = walk.room(into[0])
-    walk.sum(terms.constant, out, into[1])
-    _deliver(out, into[0])
+    _sum(walk, terms.constant, *into, None)
     return into
+
+
+def _sum(walk: Walk, constant: float, sums: Tensor, total: Tensor, unfit: Tensor | None) -> None:
+    """Fills `sums` and `total`; heads whose rows are not all finite are marked in `unfit (P, group)`."""
+    out = walk.room(sums)
+    walk.sum(constant, out, total, unfit)
+    _deliver(out, sums)
 
 
 def dot(

@@ -106,7 +106,7 @@ def _attend(
     stride = _stride(channels)
     width = min(stride, _WIDEST)
     parts = stride // width
-    processors, _, shared = room.device(query.device)
+    processors, _, shared, *_ = room.device(query.device)
     half = (("BFLOAT", int(query.dtype == torch.bfloat16)), ("LONG", int(count > _SHORT)))
     counting = (*half, ("THREADS", _THREADS))
 

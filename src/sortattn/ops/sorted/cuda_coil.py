@@ -58,7 +58,7 @@ def serves(tracks: Tracks, query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether lines are wound: long enough, as many as fill the GPU, and with shared memory for their rows."""
     if query.dtype != torch.float32 or not pitch(tracks) or value.shape[2] > _WIDEST or not query.shape[1]:
         return False
-    processors, _, shared = room.device(query.device)
+    processors, _, shared, *_ = room.device(query.device)
     enough = key.shape[1] >= _LEAST and _HALVES * key.shape[0] * key.shape[2] >= processors
     fits = _WARPS * _station(_WIDEST) + _BATON <= shared
     return enough and fits and not torch.are_deterministic_algorithms_enabled()

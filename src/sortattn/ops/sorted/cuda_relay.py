@@ -12,6 +12,7 @@ from ...cuda import launch
 from ...cuda.compile import Defines
 from . import room
 from .lines import narrow
+from .quotient import look_at
 from .tracks import Tracks
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def teams_of(walk: "Walk", head: int, warps: int, most: int = 6, tracks: int = 0
 
     Smaller ones wait less: at 2,048 points a forward pass takes 0.96 ms with six of 4 warps and 1.13 with two of 12.
     """
-    processors, cache, _ = room.device(walk.rows.device)
+    processors, cache, *_ = room.device(walk.rows.device)
     heads = processors / ((tracks or walk.tracks.number) * walk.dims)
     fitting = (teams for teams in range(most, 1, -1) if warps % teams == 0 and teams * heads * head <= share * cache)
     return next(fitting, 1)
@@ -71,7 +72,7 @@ def rounds_of(walk: "Walk", head: int, tracks: int = 0) -> list[tuple[int, int]]
 
     Else blocks of two heads would be there at a time, which take 61 instead of 51 ms of 131,072 points.
     """
-    processors, cache, _ = room.device(walk.rows.device)
+    processors, cache, *_ = room.device(walk.rows.device)
     tracks = (tracks or walk.tracks.number) * walk.dims * walk.parts
     together = max(1, processors // tracks)
     waves = together * tracks / processors
@@ -81,14 +82,20 @@ def rounds_of(walk: "Walk", head: int, tracks: int = 0) -> list[tuple[int, int]]
     return [(p, min(together, walk.problems - p)) for p in range(0, walk.problems, together)]
 
 
-def halves_of(walk: "Walk", defines: Defines, alls: Tensor | None = None) -> tuple[Tensor, int]:
-    """The sums of all rows on either side of zero, in so many chunks; and of all, into `alls`."""
+def halves_of(
+    walk: "Walk", defines: Defines, alls: Tensor | None = None, unfit: Tensor | None = None
+) -> tuple[Tensor, int]:
+    """The sums of all rows on either side of zero, in so many chunks; and of all, into `alls`.
+
+    Heads whose rows are not all finite are marked in `unfit (P, group)`.
+    """
     chunks = chunks_of(walk)
     totals = walk.empty(totals_of(walk.count, walk.dims, walk.width, walk.stride))
     parts = walk.parts * max(1, walk.width // _COLUMNS)
     launch.Kernel(HALVES, "sum_halves", defines)(
         (walk.problems * chunks * math.ceil(walk.dims / _DIMS), parts), _THREADS, walk.sources.points, walk.rows,
-        walk.extra, totals, alls, walk.problems, walk.count, walk.dims, chunks,
+        walk.extra, totals, alls, unfit, walk.problems, 0 if unfit is None else unfit.shape[1], walk.count, walk.dims,
+        chunks,
     )  # fmt: skip
     return totals, chunks
 
@@ -102,14 +109,21 @@ def chunks_of(walk: "Walk") -> int:
     return min(walk.count, _CHUNKS)
 
 
-def run(walk: "Walk", walking: Defines, constant: float, out: Tensor, out_extra: Tensor) -> None:
-    """The sums for all targets, and the constant for every source: `out` and `out_extra` are filled."""
+def run(
+    walk: "Walk", walking: Defines, constant: float, out: Tensor, out_extra: Tensor, unfit: Tensor | None = None
+) -> None:
+    """The sums for all targets, and the constant for every source: `out` and `out_extra` are filled.
+
+    Heads whose rows are not all finite are marked in `unfit (P, group)`.
+    """
     tracks, size = walk.tracks, walk.rows.element_size()
     warps = warps_of(walk.width, size)
     teams = teams_of(walk, walk.head(), warps)
     defines = defines_of(walking, warps, teams, walk.rows.dtype)
     alls = walk.empty(walk.parts * chunks_of(walk) * (walk.width + 1)) if constant and tracks.folded else None
-    halves = halves_of(walk, defines, alls) if tracks.folded else (None, 0)
+    halves = halves_of(walk, defines, alls, unfit) if tracks.folded else (None, 0)
+    if not tracks.folded and unfit is not None:
+        look_at(walk.rows, unfit)
     if alls is None:
         walk.begin(constant, out, out_extra)
     else:
@@ -118,13 +132,15 @@ def run(walk: "Walk", walking: Defines, constant: float, out: Tensor, out_extra:
             (walk.problems * slices, walk.parts), 256, alls, out, out_extra, walk.problems, walk.number, halves[1],
             slices, float(constant * walk.dims),
         )  # fmt: skip
-    relay, shared = launch.Kernel(SOURCE, "relay", defines), _station(tracks, walk.width, size)
-    for first, heads in rounds_of(walk, walk.head()):
+    rounds, shared = rounds_of(walk, walk.head()), _station(tracks, walk.width, size)
+    early = len(rounds) > 1 and room.device(walk.rows.device).early
+    relay = launch.Kernel(SOURCE, "relay", (*defines, ("EARLY", int(early))))
+    for first, heads in rounds:
         relay(
             (heads * tracks.number * walk.dims, walk.parts), 32 * (warps // teams), *walk.sources[:2],
             *walk.targets[:2], walk.rows, walk.extra, walk.table(tracks), walk.bandwidth, walk.tau, *halves, out,
             out_extra, walk.problems, tracks.number, walk.count, walk.number, walk.dims, tracks.mirrored, tracks.closed,
-            first, shared=warps // teams * shared,
+            first, shared=warps // teams * shared, early=early and first > 0,
         )  # fmt: skip
 
 

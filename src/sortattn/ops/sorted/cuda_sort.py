@@ -25,7 +25,7 @@ _MERGED, _MERGERS = 2048, 1024
 _SPLITTERS, _SOME, _SPLIT, _SEGMENT, _PIECES = 512, 8, 8, 4096, 256
 # of a long line: keys of a sample for every stretch, and how much shorter than there is room for these are on average,
 # in standard deviations of their length, so that hardly one is too long but for ties; at least so much is filled
-_SAMPLED, _SHORTER, _FILLED = 1600, 4, 0.3
+_SAMPLED, _SHORTER, _FILLED = 450, 4, 0.3
 # indices and coordinates
 _PAIR = (torch.int32, torch.float32)
 

@@ -14,6 +14,7 @@ from ...cuda.constants import kept
 from . import cuda_coil, cuda_relay, room
 from .cuda_sort import Lines
 from .lines import Bandwidth
+from .quotient import look_at
 from .tracks import GROUP, Tracks
 
 SOURCE, MOMENTS = (Path(__file__).with_name(name) for name in ("walk.cu", "moments.cu"))
@@ -28,6 +29,9 @@ _SHORT = 128
 _FEW = 512
 # warps of a multiprocessor that walk at a time
 _RESIDENT = 24
+# with so many, those of sums with several nodes take as much longer, for want of registers; yet of 2,048 points and 48
+# heads, where two turns do in place of three, a forward pass takes 1.45 and not 1.54 ms
+_CROWDED = 1.15
 # of the second-level cache, what the rows may take that are read and written at random: as it holds some of them twice,
 # less is faster (a walk of 16,384 targets takes 4.46 ms instead of 4.85 with twice the share); a compact kernel has
 # twice as much, as its runs take longer to begin
@@ -112,24 +116,29 @@ class Walk:
         """Room for sums of all heads."""
         return self.rows.new_empty(self.problems, *shape, dtype=self.dtype)
 
-    def sum(self, constant: float, out: Tensor, out_extra: Tensor) -> None:
-        """Fills these with the sums for all targets, and the kernel's constant for every source and dimension."""
+    def sum(self, constant: float, out: Tensor, out_extra: Tensor, unfit: Tensor | None = None) -> None:
+        """Fills these with the sums for all targets, and the kernel's constant for every source and dimension.
+
+        Heads whose rows are not all finite are marked in `unfit (P, group)`.
+        """
         nothing = not (self.problems and self.number and self.count and self.dims and self.stride)
         if nothing or torch.are_deterministic_algorithms_enabled() or not cuda_relay.serves(self):
             self.begin(constant, out, out_extra)
             self.run(out, out_extra, None, None, None)
             if self.sources.windings is not None and not nothing:
                 cuda_coil.run(self, self.defines(True, False, False), out, out_extra)
+            if unfit is not None:
+                look_at(self.rows, unfit)
             return
         with launch.on(self.rows.device):
-            cuda_relay.run(self, self.defines(True, False, False), constant, out, out_extra)
+            cuda_relay.run(self, self.defines(True, False, False), constant, out, out_extra, unfit)
 
-    def defines(self, added: bool, multiplied: bool, ordered: bool) -> Defines:
-        """The macros of a walk."""
+    def defines(self, added: bool, multiplied: bool, ordered: bool, each: float = math.inf) -> Defines:
+        """The macros of a walk; of its runs a multiprocessor has so many, one after the other."""
         passing = not self.tracks.compact and self.head() > room.device(self.rows.device).cache
         return defines_of(
             self.tracks, self.dtype, self.width, parts=self.parts, added=added, multiplied=multiplied, ordered=ordered,
-            passing=passing,
+            passing=passing, warps=resident(self.tracks, added, multiplied, each),
         )  # fmt: skip
 
     def run(
@@ -152,7 +161,9 @@ class Walk:
         length = self.length(self.number, self.head(), tracks, dims, _RESIDENT)
         # a walk of a whole track from its beginning needs no moments, unless sources above count
         whole = length >= self.number and not self.tracks.both
-        defines = self.defines(out is not None, products is not None, ordered)
+        runs = self.problems * tracks * dims * parts * math.ceil(self.number / length)
+        each = math.inf if whole or ordered else runs / room.device(self.rows.device).processors
+        defines = self.defines(out is not None, products is not None, ordered, each)
         outputs = (out, out_extra, others, other_extra, products)
         with launch.on(self.rows.device):
             for i in range(self.tracks.number) if ordered else (None,):
@@ -181,7 +192,7 @@ class Walk:
 
         A head's rows take `head` bytes.
         """
-        processors, cache, _ = room.device(self.rows.device)
+        processors, cache, *_ = room.device(self.rows.device)
         warps = processors * resident
         # warps of one head and one run of every track; of the halves of a line each has half the targets
         together = dims * (1 if self.tracks.folded else tracks)
@@ -221,6 +232,7 @@ def defines_of(
     parts: int = 1,
     passing: bool = False,
     along: bool = False,
+    warps: int | None = None,
 ) -> Defines:
     # shared memory: lists of sources and targets, the side, and the rows of targets
     places = (32 * (1 + tracks.halves) if tracks.nodes == 1 else 64 * tracks.nodes) + 2 * _CHUNK
@@ -249,18 +261,28 @@ def defines_of(
         ("CHUNK", _CHUNK),
         ("PASSING", int(passing)),
         ("ALONG", int(along)),
-        ("RESIDENT", resident(tracks, added, multiplied)),
+        ("RESIDENT", warps or resident(tracks, added, multiplied)),
         ("WAY", 0 if tracks.number > 1 else -1 if tracks.mirrored else 1),
     )
 
 
-def resident(tracks: Tracks, added: bool, multiplied: bool) -> int:
-    """Warps of a multiprocessor: fewer, where they need more registers."""
+def resident(tracks: Tracks, added: bool, multiplied: bool, each: float = math.inf) -> int:
+    """Warps of a multiprocessor: fewer, where they need more registers.
+
+    Sums with several nodes have more after all, if the last ones of `each` runs of a multiprocessor would be alone.
+    """
     if tracks.nodes > 2:
-        return 16 if multiplied and not added else 20
+        fewer = 16 if multiplied and not added else 20
+        more = not multiplied and _CROWDED * _turns(each, _RESIDENT) < _turns(each, fewer)
+        return _RESIDENT if more else fewer
     if tracks.both and multiplied:
         return 16
     return _RESIDENT - 4 * (added and multiplied)
+
+
+def _turns(each: float, warps: int) -> float:
+    """The time of `each` runs, for so many warps at a time, relative to that without a last turn that is not full."""
+    return math.ceil(each / warps) * warps / each if 0 < each < math.inf else 1.0
 
 
 def width_of(channels: int, dtype: torch.dtype) -> int:

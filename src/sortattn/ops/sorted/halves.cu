@@ -60,10 +60,11 @@ __device__ inline void multiply(float (&sum)[4], const unsigned (&a)[4], const u
 
 // `totals (channel blocks, heads, chunks, 2, dims, WIDTH + 1)`, above zero and below, and of all rows, `alls (channel
 // blocks, heads, chunks, WIDTH + 1)`, unless that is null. A chunk has every so manieth source: neighbours are often
-// alike, and their sums large.
+// alike, and their sums large. Heads whose rows are not all finite are marked in `unfit (heads, group)`, unless that is
+// null.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    sum_halves(const given_t *points, const given_t *rows, const real *weights, real *totals, real *alls, index_t heads,
-               index_t count, index_t dims, index_t chunks) {
+    sum_halves(const given_t *points, const given_t *rows, const real *weights, real *totals, real *alls, int *unfit,
+               index_t heads, index_t group, index_t count, index_t dims, index_t chunks) {
     // by pairs of sources: of dimensions, whether they are above zero and below; and parts of rows
     __shared__ unsigned sides[2][PAIRS][DIMS_APART], parts[PIECES][PAIRS][COLUMNS_APART];
     index_t groups = (dims + DIMS - 1) / DIMS, first_dim = blockIdx.x % groups * DIMS;
@@ -123,6 +124,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     }
     // of a tile and, by steps, as rounding would add up, of all; and of all rows, those of the words of a thread
     real total[EIGHTS][4] = {}, all[ROWS] = {}, all_scalars = real(0);
+    // no longer, if a row of this thread is not finite
+    real zero = real(0);
     fetch(0);
     for (int first = 0; first < some; first += TILE) {
         __syncthreads();
@@ -140,6 +143,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         for (int k = 0; k < ROWS; k++) {
             store(row_pair + k * (THREADS / COLUMNS), column, next_rows[k]);
             all[k] += next_rows[k][0] + next_rows[k][1];
+            zero += real(0) * next_rows[k][0], zero += real(0) * next_rows[k][1];
         }
         if (threadIdx.x < PAIRS) {
             store(threadIdx.x, COLUMNS, next_scalars);
@@ -167,6 +171,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         }
 #pragma unroll
         for (int i = 0; i < EIGHTS * 4; i++) total[i / 4][i % 4] += sum[i / 4][i % 4];
+    }
+    if (unfit && zero != real(0)) {
+        for (index_t g = 0; g < group; g++) unfit[p * group + g] = 1;
     }
     index_t place = (channels * heads + p) * chunks + chunk;
     totals += place * 2 * dims * (WIDTH + 1);

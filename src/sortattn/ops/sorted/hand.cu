@@ -54,6 +54,20 @@ struct Turn {
 };
 #endif
 
+// Launches that begin before the one before them ends: what comes behind the last of them waits for that one alone, so
+// each of them ends, and lets the next one begin, only when the one before has ended.
+__device__ inline void wait_for_launch_before() {
+#if defined __CUDA_ARCH__ && EARLY
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ inline void let_next_begin() {
+    wait_for_launch_before();
+#if defined __CUDA_ARCH__ && EARLY
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // Rows on their way to shared memory, for all lanes of a warp together.
 struct Copies {
     static constexpr int BYTES = sizeof(Row) * 32;

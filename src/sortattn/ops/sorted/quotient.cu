@@ -18,6 +18,8 @@ typedef long long index_t;
 
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
+// rows of a thread that divides
+constexpr int ROWS = 2;
 
 // What a row of sums is multiplied with: the reciprocal of the total, clamped to a positive floor; without a floor a
 // total below all normal numbers, whose reciprocal is infinite, counts as none.
@@ -75,23 +77,40 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// `rows = sums / total`, one row of `channels` for `lanes` threads, 16 or 32; NaN in heads that are unfit.
+// `rows = sums / total`, a row of `channels` for `lanes` threads, 16 or 32, which have ROWS of them, so that both are
+// on their way at a time; NaN in heads that are unfit. The rows may be where the sums are.
 extern "C" __global__ void __launch_bounds__(THREADS)
     divide(const real *sums, const real *total, const int *unfit, given_t *rows, index_t number, index_t each,
            index_t channels, index_t stride, index_t lanes, double floor) {
-    index_t row = blockIdx.x * index_t(THREADS / lanes) + threadIdx.x / lanes;
-    if (row >= number) return;
-    real factor = unfit[row / each] ? not_a_number() : reciprocal(total[row], real(floor));
-    sums += row * stride, rows += row * channels;
+    int apart = THREADS / int(lanes);
+    index_t first = blockIdx.x * index_t(ROWS * apart) + threadIdx.x / lanes;
+    real factor[ROWS];
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        index_t row = min(first + i * apart, number - 1);
+        factor[i] = unfit[row / each] ? not_a_number() : reciprocal(total[row], real(floor));
+    }
+    bool whole = channels % 4 == 0 && stride % 4 == 0;
     for (index_t c = threadIdx.x % lanes * 4; c < channels; c += lanes * 4) {
-        if (channels % 4 == 0 && stride % 4 == 0) {
-            Four four = *reinterpret_cast<const Four *>(sums + c);
-            FourGiven narrow = {narrowed(factor * four.at[0]), narrowed(factor * four.at[1]),
-                                narrowed(factor * four.at[2]), narrowed(factor * four.at[3])};
-            *reinterpret_cast<FourGiven *>(rows + c) = narrow;
-            continue;
+        Four four[ROWS];
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            index_t row = first + i * apart;
+            if (whole && row < number) four[i] = *reinterpret_cast<const Four *>(sums + row * stride + c);
         }
-        for (index_t k = c; k < min(c + 4, channels); k++) rows[k] = narrowed(factor * sums[k]);
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            index_t row = first + i * apart;
+            if (row >= number) break;
+            given_t *to = rows + row * channels;
+            if (whole) {
+                FourGiven narrow = {narrowed(factor[i] * four[i].at[0]), narrowed(factor[i] * four[i].at[1]),
+                                    narrowed(factor[i] * four[i].at[2]), narrowed(factor[i] * four[i].at[3])};
+                *reinterpret_cast<FourGiven *>(to + c) = narrow;
+                continue;
+            }
+            for (index_t k = c; k < min(c + 4, channels); k++) to[k] = narrowed(factor[i] * sums[row * stride + k]);
+        }
     }
 }
 

@@ -22,6 +22,8 @@ _SOURCE = Path(__file__).with_name("quotient.cu")
 _REALS = {torch.float32: "float", torch.float64: "double"}
 # numbers that a block looks at, at least; as in quotient.cu
 _LOOK, _THREADS, _WARPS = 1 << 13, 256, 8
+# rows of a thread that divides, as there
+_ROWS = 2
 # integers of the size of a number, and its exponent of all ones
 _BITS = {torch.float32: (np.int32, np.int32(0x7F800000)), torch.float64: (np.int64, np.int64(0x7FF << 52))}
 
@@ -87,7 +89,7 @@ def divide_on_gpu(sums: Tensor, total: Tensor, unfit: Tensor, floor: float, rows
         lanes = 16 if channels <= 64 else 32
         with launch.on(sums.device):
             _kernel("divide", rows)(
-                (math.ceil(problems * number * lanes / _THREADS),), _THREADS, sums, total, unfit, rows,
+                (math.ceil(problems * number * lanes / (_ROWS * _THREADS)),), _THREADS, sums, total, unfit, rows,
                 problems * number, number // unfit.shape[1], channels, sums.stride(1), lanes, floor,
             )  # fmt: skip
     return rows

@@ -8,13 +8,19 @@
 // The walk of a folded line begins with all sources as if they were at zero, but negative: halves.cu sums their rows.
 // Those at zero give nothing.
 //
-// Macros: those of given.cu, CREW (warps of a block) and TEAMS (blocks of a multiprocessor).
+// Long heads are walked one by one, by a launch each. With EARLY the next one begins before the last blocks of this one
+// end, when none of them has more than a part of its track left: earlier, rows of two heads would share the cache.
+//
+// Macros: those of given.cu, CREW (warps of a block), TEAMS (blocks of a multiprocessor) and EARLY.
 
 #include "given.cu"
 #include "stretch.cu"
 
 static_assert(NODES == 1 && !BOTH && !COMPACT && !RATE && !HALVES && FOLDED >= 0 && ADDED && !SLOPES && !ORDERED,
               "sums of polynomials of sources below, where no tie counts half");
+
+// of a track, one of so many parts is left when the next launch may begin
+constexpr int LAST = 8;
 
 // What is handed on: the sums of all sources before, around the first one of the last stretch; and whose turn it is.
 struct Baton {
@@ -43,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
     extern __shared__ __align__(16) char shared[];
     __shared__ Baton baton;
     // where the targets of stretches end: one for each warp, and the one before
-    __shared__ int ends[2][CREW];
+    __shared__ int ends[2][CREW], begins[2];
     __shared__ Marks<real> marks;
     int lane = threadIdx.x % 32, warp = own_warp();
     Station &mine = reinterpret_cast<Station *>(shared)[warp];
@@ -59,14 +65,17 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
     Line source_line(source_places, source_order, p * dims + d, count, flipped);
     Line target_line(target_places, target_order, p * dims + d, number, flipped);
     if (FOLDED) {
-        source_line.keep_half(true);
-        target_line.keep_half(false);
+        // one warp looks for where the sources begin and another one for the targets: each step of a search is a wait
+        if (warp == 0) begins[0] = source_line.half(true);
+        if (warp == CREW - 1) begins[1] = target_line.half(false);
+        __syncthreads();
+        source_line.skip(begins[0]), target_line.skip(begins[1]);
     }
     auto target_place = [&](int i) { return target_line.place(i); };
     marks.fill(target_line.count, target_place, infinity());
     baton.turn.begin();
     __syncthreads();
-    int stretches = (source_line.count + 31) / 32;
+    int stretches = (source_line.count + 31) / 32, late = stretches - stretches / LAST;
 
     // the sources of the next stretch, and the first one of the stretch before it, on their way while one is walked
     real next_t, next_before;
@@ -81,6 +90,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
     // where the targets of the next stretches of this warp end, found lane by lane
     int found = 0;
     for (int stretch = warp; stretch < stretches; stretch += CREW) {
+        if (stretch >= late && stretch < late + CREW) let_next_begin();
         int some = min(32, source_line.count - stretch * 32), turn = stretch / CREW;
         bool there = lane < some, last = stretch + 1 == stretches;
         real t = next_t, origin = __shfl_sync(ALL, t, 0);
@@ -204,4 +214,5 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
         }
         __syncwarp();
     }
+    wait_for_launch_before();
 }

@@ -13,11 +13,15 @@ WORKSPACE = 512 << 20
 
 
 class Device(NamedTuple):
-    """The number of multiprocessors, and the bytes of the second-level cache and of the shared memory of a block."""
+    """The number of multiprocessors, and the bytes of the second-level cache and of the shared memory of a block.
+
+    `early` is whether a launch may begin before the one before it ends.
+    """
 
     processors: int
     cache: int
     shared: int
+    early: bool = False
 
 
 def device(device: torch.device) -> Device:
@@ -28,7 +32,10 @@ def device(device: torch.device) -> Device:
 @functools.lru_cache
 def _device(device: torch.device) -> Device:
     properties = torch.cuda.get_device_properties(device)
-    return Device(properties.multi_processor_count, properties.L2_cache_size, properties.shared_memory_per_block_optin)
+    return Device(
+        properties.multi_processor_count, properties.L2_cache_size, properties.shared_memory_per_block_optin,
+        properties.major >= 9,
+    )  # fmt: skip
 
 
 def groups(problems: int, size: int, room: int) -> list[slice]:

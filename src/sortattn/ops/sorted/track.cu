@@ -139,11 +139,12 @@ struct Line {
         real x = read_once(places + i * step());
         return step() < 0 ? -x : x;
     }
-    // of a folded line, what lies above zero, or there too
-    __device__ void keep_half(bool zero) {
-        int some = first_without(0, count, [&](int i) { return zero ? place(i) < real(0) : place(i) <= real(0); });
-        skip(some, count - some);
+    __device__ void skip(int some) { skip(some, count - some); }
+    // of a folded line, where it begins that lies above zero, or there too
+    __device__ int half(bool zero) const {
+        return first_without(0, count, [&](int i) { return zero ? place(i) < real(0) : place(i) <= real(0); });
     }
+    __device__ void keep_half(bool zero) { skip(half(zero)); }
 };
 
 // A number for every point of a head in one dimension, which is added to: of `numbers (heads, points, dims)` or, with

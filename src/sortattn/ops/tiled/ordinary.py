@@ -3,6 +3,7 @@ host a good part of the time that the GPU takes for a short sequence."""
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from ...kernels import KERNELS, Kernel
 from ...validation import DTYPES, Problem, autocast, working_type
 from ..direct import plain, several
+from ..repeated import Again
 from . import cuda, short
 from .api import tiled_sum_backward
 from .inputs import Inputs
@@ -60,6 +62,29 @@ def attention(problem: Problem, kernel: Kernel) -> Tensor:
         return _Attention.apply(*tensors, options, None)
     rows, *_ = cuda.forward(_inputs(*tensors, options), gradients=False)
     return rows if rows.dtype == problem.dtype else rows.to(problem.dtype)
+
+
+def is_given(problem: Problem, query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether its tensors are those that were given, and not what autocast makes of them."""
+    return problem.query is query and problem.key is key and problem.value is value
+
+
+def again(problem: Problem, kernel: Kernel) -> Again | None:
+    """What serves calls like this one with launches that are known; None is for one that has to be looked at again."""
+    query, key, value = problem.query, problem.key, problem.value
+    if not (query.numel() and value.numel()):
+        return None
+    options = problem.bandwidth, kernel.name, problem.causal, 1, True, query.itemsize == 2
+    inputs = Inputs(query, key, value, None, None, None, *options)
+    by = short if short.serves(inputs) else cuda
+    if by is cuda and query.dtype not in cuda.ROWS:
+        # 16 bits are cast before
+        return None
+    learning = torch.is_grad_enabled() and any(part.requires_grad for part in inputs[:3])
+    run = by.prepared(inputs, learning)
+    if learning:
+        return lambda stream, *points: recorded(*points, options, partial(run, stream))
+    return lambda stream, *points: run(stream, *points)[0]
 
 
 def _inputs(query: Tensor, key: Tensor, value: Tensor, options: tuple) -> Inputs:

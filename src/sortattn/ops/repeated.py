@@ -1,21 +1,20 @@
-"""Attention of a call like one before on the same thread: its checks and its launches are known, and what is left is to
-allocate the output and to launch. The checks of a short call take the host longer than the GPU takes for its sums."""
+"""Attention of a call like one before on the same thread: its checks are known, and those of `tiled` also its launches,
+so that what is left is to allocate the output and to launch. The checks of a short call take the host longer than the
+GPU takes for its sums."""
 
 import threading
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from ...cuda.launch import stream_on
-from ...kernels import KERNELS, Kernel
-from ...precision import get_precision
-from ...validation import Problem
-from ..direct import eager
-from . import cuda, ordinary, short
-from .inputs import Inputs
+from ..cuda.launch import stream_on
+from ..kernels import KERNELS, Kernel
+from ..precision import get_precision
+from .direct import eager
 
+# of a stream and three contiguous tensors like those of a call before: the rows, or None if it needs a look
+Again = Callable[[int, Tensor, Tensor, Tensor], Tensor | None]
 # calls that a thread remembers
 _MOST = 256
 
@@ -62,15 +61,14 @@ def attention(
 
 def remember(
     query: Tensor, key: Tensor, value: Tensor, kernel: str | Kernel, bandwidth: float | None, is_causal: bool,
-    backend: str, problem: Problem,
+    backend: str, again: Callable[[], Again | None],
 ) -> None:  # fmt: skip
-    """Keep the launches of a call that `ordinary` has served as this problem, if it may come again."""
+    """Keep what `again` makes for calls like this one, if it may come again."""
     named = KERNELS.get(kernel) if type(kernel) is str else kernel
     # a kernel that only has the name of another may be changed, and need not have a hash
     if named is not KERNELS.get(getattr(named, "name", None)):
         return
-    given = problem.query is query and problem.key is key and problem.value is value
-    if not (given and query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
+    if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
         return
     launches, look = _known.launches, _look(query, key, value, kernel, bandwidth, is_causal, backend)
     if look in launches or stream_on(query.get_device()) is None:
@@ -78,22 +76,4 @@ def remember(
     if len(launches) >= _MOST:
         launches.clear()
     # None for a call that has to be looked at every time
-    launches[look] = _launch(query, key, value, named.name, is_causal, problem.bandwidth)
-
-
-def _launch(
-    query: Tensor, key: Tensor, value: Tensor, name: str, is_causal: bool, tau: float
-) -> Callable[[int, Tensor, Tensor, Tensor], Tensor] | None:
-    if not (query.numel() and value.numel()):
-        return None
-    options = tau, name, is_causal, 1, True, query.itemsize == 2
-    inputs = Inputs(query, key, value, None, None, None, *options)
-    by = short if short.serves(inputs) else cuda
-    if by is cuda and query.dtype not in cuda.ROWS:
-        # 16 bits are cast before
-        return None
-    learning = torch.is_grad_enabled() and any(part.requires_grad for part in inputs[:3])
-    run = by.prepared(inputs, learning)
-    if learning:
-        return lambda stream, *points: ordinary.recorded(*points, options, partial(run, stream))
-    return lambda stream, *points: run(stream, *points)[0]
+    launches[look] = again()
