@@ -50,9 +50,9 @@ def relays():
 
 def coils():
     """Wound lines, of which there must be one for every other multiprocessor; some are too long."""
-    from sortattn.ops.sorted import cuda_coil
+    from sortattn.ops.sorted import cuda_coil, cuda_reel
 
-    cuda_coil._LEAST = 1
+    cuda_coil._LEAST = cuda_reel._LEAST = 1
     lines = torch.cuda.get_device_properties(0).multi_processor_count // 2
     for channels, scale in ((64, 1.0), (20, 9.0)):
         query, key, value = points(heads=-(-lines // 64), channels=channels, requires_grad=False)
@@ -60,6 +60,12 @@ def coils():
         key[..., ::3] *= scale
         # of which little is seen
         query[:, :, 7] = key.amax(2) + 1.49
+        call("add_bump", "sorted", query, key, value)
+        # with gradients lines are wound if few are tied
+        query, key = (part + 0.01 * torch.randn_like(part) for part in (query, key))
+        query[:, :, 9] = key[:, :, 11]
+        for part in (query, key, value):
+            part.requires_grad_()
         call("add_bump", "sorted", query, key, value, key_mask=torch.arange(170, device="cuda") % 7 != 0)
 
 

@@ -5,7 +5,7 @@ import torch
 
 import sortattn
 from sortattn.cuda import launch
-from sortattn.ops.sorted import cuda_coil, cuda_sort, room
+from sortattn.ops.sorted import cuda_coil, cuda_reel, cuda_sort, room
 from sortattn.ops.sorted.tracks import tracks_of
 
 from .emulation.emulator import AVAILABLE, listing
@@ -28,11 +28,12 @@ def wound(monkeypatch):
     """Sends sorted calls on CPU tensors through the code for GPUs; the cells of all lines, however short these are."""
     emulate(monkeypatch)
     monkeypatch.setattr(cuda_coil, "_LEAST", 1)
+    monkeypatch.setattr(cuda_reel, "_LEAST", 1)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
     cells, wind = [], cuda_coil.wind
 
-    def noted(*arguments):
-        windings = wind(*arguments)
+    def noted(*arguments, **options):
+        windings = wind(*arguments, **options)
         cells.extend(windings.view(torch.int32)[..., 3].flatten().tolist())
         return windings
 
@@ -162,7 +163,7 @@ def test_what_is_no_number_stays_in_its_head(wound):
     assert output[0].equal(expected[0])
 
 
-def test_a_pass_with_gradients_is_wound_forward_alone(wound, monkeypatch):
+def test_a_pass_with_gradients_is_wound_both_ways(wound, monkeypatch):
     entries = []
     monkeypatch.setattr(launch, "Kernel", listing(entries))
     leaves = [part.requires_grad_() for part in points("normal", 1, 90, 150, 2, 8)]
@@ -172,7 +173,7 @@ def test_a_pass_with_gradients_is_wound_forward_alone(wound, monkeypatch):
     expected = sortattn.kernel_attention(*wide, "add_bump", backend="reference")
     for got, wanted in zip(gradients, torch.autograd.grad(expected.square().sum(), wide), strict=True):
         assert (got - wanted).norm() <= 1e-5 * wanted.norm()
-    assert entries.count("coil") == 1
+    assert entries.count("coil") == entries.count("reel") == 1
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sortattn
-from sortattn.ops.sorted import cuda_coil
+from sortattn.ops.sorted import cuda, cuda_coil, cuda_reel
 
 from .cases import CASES, Shape, assert_close, cotangent, draw, leaves, refusal
 from .definition import FORWARD, GRADIENT
@@ -277,21 +277,28 @@ def test_rows_of_hardly_any_weight_keep_their_digits(name, device):
     assert_close(actual[:, 3], wanted[:, 3], FORWARD[torch.float32])
 
 
-@pytest.mark.parametrize("channels", [64, 20])
-@pytest.mark.parametrize("kind", ["normal", "shifted", "ties", "some lines too long"])
-def test_wound_lines_match_the_definition(kind, channels, device, monkeypatch):
-    """Several lines for every multiprocessor, with masked keys, in blocks of several warps."""
+@pytest.fixture
+def wound(monkeypatch):
+    """Winds lines of a thousand points too; notes how, forward and, in the second list, backward."""
     monkeypatch.setattr(cuda_coil, "_LEAST", 1024)
-    wound, wind = [], cuda_coil.wind
+    monkeypatch.setattr(cuda_reel, "_LEAST", 1024)
+    noted, wind = ([], []), cuda_coil.wind
 
-    def noted(*given):
-        windings = wind(*given)
+    def note(*given, slopes=False):
+        windings = wind(*given, slopes=slopes)
         # not those of a rehearsal
         if not windings.is_meta:
-            wound.append(windings)
+            noted[slopes].append(windings.view(torch.int32)[..., 3].bool())
         return windings
 
-    monkeypatch.setattr(cuda_coil, "wind", noted)
+    monkeypatch.setattr(cuda_coil, "wind", note)
+    return noted
+
+
+@pytest.mark.parametrize("channels", [64, 20])
+@pytest.mark.parametrize("kind", ["normal", "shifted", "ties", "some lines too long"])
+def test_wound_lines_match_the_definition(kind, channels, device, wound):
+    """Several lines for every multiprocessor, with masked keys, in blocks of several warps."""
     query, key, value = draw(Shape((2, 3), 3000, 2500, 64, channels), torch.float32, device)
     if kind == "shifted":
         query, key = query + 100, key + 100
@@ -305,7 +312,37 @@ def test_wound_lines_match_the_definition(kind, channels, device, monkeypatch):
     expected = sortattn.kernel_attention(*wide, "add_bump", key_mask=mask, backend="reference")
     assert_close(output, expected, FORWARD[torch.float32])
     if not torch.are_deterministic_algorithms_enabled():
-        lines = torch.cat(wound).view(torch.int32)[..., 3].bool()
+        lines = torch.cat(wound[False])
+        assert lines.any()
+        assert lines.all() == (kind != "some lines too long")
+
+
+@pytest.mark.parametrize("channels", [64, 20])
+@pytest.mark.parametrize("kind", ["normal", "shifted", "same", "some lines too long", "along their lines"])
+def test_gradients_around_wound_lines_match_the_definition(kind, channels, device, wound, monkeypatch):
+    """Differences of points are exact, as the definition rounds them before it compares them with a node."""
+    query, key, value = draw(Shape((3,), 1500, 1200, 64, channels), torch.float32, device)
+    query, key = ((part * 2**18).round() / 2**18 for part in (query, key))
+    if kind == "shifted":
+        query, key = (((part + 8) * 2**18).round() / 2**18 for part in (query, key))
+    if kind == "same":
+        query[..., :30, :], query[..., 30:60, :] = key[..., :30, :], key[..., :30, :] + 1.5
+    if kind == "some lines too long":
+        query[..., ::2], key[..., ::2] = query[..., ::2] * 8, key[..., ::2] * 8
+    if kind == "along their lines":
+        monkeypatch.setattr(cuda, "_stands_along", lambda *sizes: True)
+    mask = torch.arange(1200, device=device)[None].expand(3, -1) % 7 != 0
+
+    def gradients(backend, dtype):
+        leaves = [part.to(dtype).requires_grad_() for part in (query, key, value)]
+        output = sortattn.kernel_attention(*leaves, "add_bump", key_mask=mask, backend=backend)
+        weights = torch.linspace(-1e3, 1e3, output.numel(), dtype=torch.float64, device=device).sin()
+        return torch.autograd.grad((output * weights.reshape(output.shape).to(dtype)).sum(), leaves)
+
+    for got, wanted in zip(gradients("sorted", torch.float32), gradients("reference", torch.float64), strict=True):
+        assert (got - wanted).norm() <= 3e-6 * wanted.norm()
+    if not torch.are_deterministic_algorithms_enabled():
+        lines = torch.cat(wound[True])
         assert lines.any()
         assert lines.all() == (kind != "some lines too long")
 

@@ -13,6 +13,7 @@ from sortattn.ops.sorted import (
     cuda_chain,
     cuda_coil,
     cuda_mutual,
+    cuda_reel,
     cuda_relay,
     cuda_sort,
     cuda_trade,
@@ -137,6 +138,19 @@ def test_walks_around_wound_lines_compile(width, passing, architecture):
         assert entry in code
     assert b"wind" in machine_code(cuda_coil.WINDING, (("CELLS", cuda_coil.CELLS),), architecture)
     assert b"mend" in machine_code(cuda_coil.MEND, defines, architecture)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("width", "along"), [(32, True), (64, False), (64, True)])
+def test_gradients_around_wound_lines_compile(width, along, architecture):
+    tracks = tracks_of(KERNELS["add_bump"].terms(), mirrored=True, slopes=True)
+    defines = cuda_reel.macros(cuda_trade.macros(tracks, width, parts=1, along=along))
+    assert b"reel" in machine_code(cuda_reel.SOURCE, defines, architecture)
+    assert b"untie" in machine_code(cuda_reel.TIES, defines, architecture)
+    for weighted in (0, 1):
+        code = machine_code(cuda_reel.TALLY, (*defines, ("WEIGHTED", weighted)), architecture)
+        for entry in (b"tally", b"begin_reel"):
+            assert entry in code
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

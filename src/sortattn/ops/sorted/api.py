@@ -190,7 +190,9 @@ def _fill(
 ) -> None:
     """The gradients of some heads, see `sided_sum_backward`; those of the coefficients are added to."""
     by_query, by_key, by_value, by_weight, by_bandwidth, by_below, by_above = gradients
-    queries, keys = walk.points(query, query_order), walk.points(key, key_order)
+    # coefficients have other walks, along lines as they are
+    together = wants_points and wants_value and not (wants_terms or ties)
+    queries, keys = walk.both(query, key, query_order, key_order, value, weight, terms, bandwidth, together)
     slope, rates = _derivative(terms), 1.0 / bandwidth
     if wants_points and wants_value:
         walk.gradients(

@@ -15,11 +15,12 @@ extern "C" __global__ void __launch_bounds__(32, 16)
     bridge(const real *key_places, const int *key_order, const real *query_places, const int *query_order,
            const real *values, const real *weights, const real *grads, const real *grad_extra, const double *table,
            const double *taus, double tau, const real *totals, real *by_query, index_t heads, index_t count,
-           index_t number, index_t dims, index_t leg, index_t length) {
+           index_t number, index_t dims, index_t leg, index_t length, const Winding *windings) {
     __shared__ Side nodes;
     int lane = threadIdx.x;
     index_t channels = blockIdx.y, legs = (count + leg - 1) / leg, pieces = (number + length - 1) / length;
     index_t piece = blockIdx.x % pieces, d = blockIdx.x / pieces % dims, p = blockIdx.x / pieces / dims;
+    if (is_wound(windings, p * dims + d)) return;
     Side side;
     side.read(table, taus ? taus[p] : tau, false);
     if (lane == 0) nodes = side;

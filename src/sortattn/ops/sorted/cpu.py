@@ -37,6 +37,11 @@ def points(points: Tensor, order: Tensor | None = None) -> Points:
     return Points(points, sort(points) if order is None or order.shape[2] < points.shape[1] else order)
 
 
+def both(query: Tensor, key: Tensor, query_order: Tensor, key_order: Tensor, *_) -> tuple[Points, Points]:
+    """Those of queries and keys."""
+    return points(query, query_order), points(key, key_order)
+
+
 def groups(query: Tensor, key: Tensor, value: Tensor, terms: Terms, *, backward: bool = False) -> list[slice]:
     """Heads to walk at a time: all, as each needs hardly any room beside its results."""
     return [slice(0, query.shape[0])]

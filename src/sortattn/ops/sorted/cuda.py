@@ -10,7 +10,7 @@ from torch import Tensor
 from ...cuda import launch
 from ...kernels import Terms
 from ...validation import working_type
-from . import cuda_coil, cuda_mutual, cuda_relay, cuda_trade, room
+from . import cuda_coil, cuda_mutual, cuda_reel, cuda_relay, cuda_trade, room
 from .cuda_sort import Lines, sort_both, sort_lines
 from .cuda_walk import Walk, width_of
 from .lines import Bandwidth
@@ -29,6 +29,26 @@ _EACH = 4
 def points(points: Tensor, order: Tensor | None = None) -> Lines:
     """Points `(P, N, D)` in the order of every dimension, which is not kept."""
     return sort_lines(points)
+
+
+def both(
+    query: Tensor,
+    key: Tensor,
+    query_order: Tensor,
+    key_order: Tensor,
+    value: Tensor,
+    weight: Tensor | None,
+    terms: Terms,
+    bandwidth: Bandwidth,
+    wound: bool,
+) -> tuple[Lines, Lines]:
+    """Those of queries and keys, for `gradients`; lines that are better `wound` are, if they may be."""
+    tracks = tracks_of(terms, mirrored=True, slopes=True)
+    around = None
+    if wound and cuda_trade.serves(tracks, value.dtype) and cuda_reel.serves(tracks, query, key, value):
+        around = cuda_coil.wind(cuda_reel.plain(tracks), key, query, weight, bandwidth, slopes=True)
+    keys, queries = sort_both(key, query, None, around)
+    return queries, keys
 
 
 def groups(
@@ -79,6 +99,9 @@ def _groups(
         moments = max(moments, size * (halves + together * cuda_relay.totals_of(rows, dims, width, stride)))
     if traded:
         moments += size * cuda_trade.totals_of(columns, dims, width, stride)
+        # what wound lines need is gone before
+        if cuda_coil.pitch(tracks):
+            moments = max(moments, size * cuda_reel.room_of(rows, columns, dims, width))
     if not backward and cuda_coil.pitch(tracks):
         moments += size * cuda_coil.room_of(dims, width, stride)
     # rows are copied where warps take more channels than there are

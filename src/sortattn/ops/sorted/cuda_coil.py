@@ -64,8 +64,13 @@ def serves(tracks: Tracks, query: Tensor, key: Tensor, value: Tensor) -> bool:
     return enough and fits and not torch.are_deterministic_algorithms_enabled()
 
 
-def wind(tracks: Tracks, key: Tensor, query: Tensor, weight: Tensor | None, bandwidth: Bandwidth) -> Tensor:
-    """How every line is wound, `(P, D, 4)`, see wind.cu; keys whose weight is zero are not seen."""
+def wind(
+    tracks: Tracks, key: Tensor, query: Tensor, weight: Tensor | None, bandwidth: Bandwidth, slopes: bool = False
+) -> Tensor:
+    """How every line is wound, `(P, D, 4)`, see wind.cu; keys whose weight is zero are not seen.
+
+    For `slopes` lines with many ties are not.
+    """
     problems, count, dims = key.shape
     windings = torch.empty(problems, dims, 4, dtype=torch.float32, device=key.device)
     taus, tau = (None, bandwidth) if isinstance(bandwidth, float) else (bandwidth.contiguous(), 0.0)
@@ -73,7 +78,7 @@ def wind(tracks: Tracks, key: Tensor, query: Tensor, weight: Tensor | None, band
         launch.Kernel(WINDING, "wind", (("CELLS", CELLS),))(
             (problems * math.ceil(dims / _LINES),), _WINDERS, key.contiguous(), query.contiguous(),
             None if weight is None else weight.contiguous(), taus, tau, pitch(tracks), windings, count, query.shape[1],
-            dims,
+            dims, int(slopes),
         )  # fmt: skip
     return windings
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ...cuda import launch
 from ...cuda.compile import Defines
+from . import cuda_reel
 from .cuda_walk import Walk, defines_of
 from .tracks import Tracks
 
@@ -68,15 +69,17 @@ def run(walk: Walk, values: Tensor, weight: Tensor | None, along: bool, *gradien
     words = math.ceil(walk.number / 32)
     tied = torch.zeros(parts * lines * words, dtype=torch.int32, device=walk.rows.device)
     with launch.on(walk.rows.device):
+        if walk.sources.windings is not None:
+            cuda_reel.run(walk, defines, values, weight, *gradients)
         moments = walk.moments(tracks, defines) if runs > 1 else None
         launch.Kernel(SOURCE, "trade", defines)(
             (lines * runs, parts), 32, *points, *rows, moments, by_value, by_weight, by_key, by_query, totals, tied,
-            walk.problems, *sizes, length, LEG,
+            walk.problems, *sizes, length, LEG, walk.sources.windings,
         )  # fmt: skip
         launch.Kernel(BRIDGE, "settle", defines)(
             (lines * math.ceil(words / 32), parts), 32, *points, *rows, tied, by_key, by_query, walk.problems, *sizes
         )
         launch.Kernel(BRIDGE, "bridge", defines)(
             (lines * math.ceil(walk.count / _PIECE), parts), 32, *points, *rows, totals, by_query, walk.problems,
-            *sizes, LEG, _PIECE,
+            *sizes, LEG, _PIECE, walk.sources.windings,
         )  # fmt: skip

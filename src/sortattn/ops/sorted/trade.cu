@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
           const real *values, const real *weights, const real *grads, const real *grad_extra, const double *table,
           const double *taus, double tau, const real *sums, real *by_value, real *by_weight, real *by_key,
           real *by_query, real *totals, unsigned *tied, index_t heads, index_t count, index_t number, index_t dims,
-          index_t length, index_t leg) {
+          index_t length, index_t leg, const Winding *windings) {
     __shared__ Event events[ROOM + 2 * CHUNK];
     __shared__ Aim aims[32];
     alignas(16) __shared__ Row slots[32 * ACROSS];
@@ -41,6 +41,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
     int lane = threadIdx.x;
     index_t channels = blockIdx.y, runs = (count + length - 1) / length;
     index_t run = blockIdx.x % runs, d = blockIdx.x / runs % dims, p = blockIdx.x / runs / dims;
+    if (is_wound(windings, p * dims + d)) return;
     Rows query_rows(grads + p * number * STRIDE + channels * WIDTH, lane);
     Rows key_rows(values + p * count * STRIDE + channels * WIDTH, lane);
     Rows output_rows(by_value + p * count * STRIDE + channels * WIDTH, lane);

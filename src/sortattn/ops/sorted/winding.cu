@@ -8,8 +8,8 @@ typedef long long index_t;
 
 // threads of a block, and lines, what it reads of a sector
 constexpr int THREADS = 512, LINES = 8, EACH = THREADS / LINES;
-// keys and queries of a sample, and of these so many may be close to the edge of all they see
-constexpr int KEYS = 256, QUERIES = 64, FEW = 4;
+// keys and queries of a sample; of these so many may be close to the edge of all they see, and so many pairs tied
+constexpr int KEYS = 256, QUERIES = 64, FEW = 4, FEW_TIES = 2;
 // nothing is near it
 constexpr float FAR_AWAY = 3e38f;
 
@@ -20,13 +20,15 @@ __device__ inline float finite_or_zero(float x) { return x - x == 0.0f ? x : 0.0
 // Wind the lines of `keys (heads, count, dims)` in cells of `pitch` bandwidths, if these are at most CELLS and if few
 // of the queries are so far from all keys that the sums of cells would cancel: these lose as many digits as what a
 // query sees is less than what is in the cells around. Keys of which the `weights (heads, count)`, if there are any,
-// are zero are not seen.
+// are zero are not seen. Of `slopes`, which ties and what rounding took from the bandwidth would change, lines are
+// wound only if there are no such among the sample.
 extern "C" __global__ void __launch_bounds__(THREADS)
     wind(const float *keys, const float *queries, const float *weights, const double *taus, double tau, double pitch,
-         Winding *windings, index_t count, index_t number, index_t dims) {
+         Winding *windings, index_t count, index_t number, index_t dims, index_t slopes) {
     __shared__ float ends[2][THREADS];
     __shared__ float sample[LINES][KEYS];
-    __shared__ int at_edge[LINES];
+    __shared__ word parts[LINES][KEYS];
+    __shared__ int at_edge[LINES], tied[LINES];
     index_t groups = (dims + LINES - 1) / LINES, head = blockIdx.x / groups, d = blockIdx.x % groups * LINES;
     int mine = threadIdx.x % LINES, thread = threadIdx.x / LINES;
     bool here = d + mine < dims;
@@ -40,33 +42,41 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
     }
     ends[0][threadIdx.x] = least, ends[1][threadIdx.x] = most;
-    if (threadIdx.x < LINES) at_edge[threadIdx.x] = 0;
+    if (threadIdx.x < LINES) at_edge[threadIdx.x] = tied[threadIdx.x] = 0;
     __syncthreads();
     for (int i = mine; i < THREADS; i += LINES) least = fminf(least, ends[0][i]), most = fmaxf(most, ends[1][i]);
     Winding winding;
-    winding.period = float(pitch * (taus ? taus[head] : tau)), winding.inverse = 1.0f / winding.period;
+    double period = pitch * (taus ? taus[head] : tau);
+    winding.period = float(period), winding.inverse = 1.0f / winding.period;
     float part, first = winding.cell(least, part), last = winding.cell(most, part);
     // farther out cells could not be told apart
     bool near = winding.period > 0.0f && fmaxf(fabsf(first), fabsf(last)) < 4194304.0f && last - first < float(CELLS);
+    if (slopes && double(winding.period) != period) near = false;
     winding.first = near ? int(first) : 0, winding.cells = near ? int(last - first) + 1 : 0;
     for (int i = thread; here && i < KEYS; i += EACH) {
         index_t n = sampled(i, KEYS, count);
         bool there = !weights || weights[head * count + n] != 0.0f;
-        sample[mine][i] = there ? finite_or_zero(keys[n * dims]) * winding.inverse : FAR_AWAY;
+        float x = finite_or_zero(keys[n * dims]);
+        sample[mine][i] = there ? x * winding.inverse : FAR_AWAY;
+        parts[mine][i] = winding.wound(x) >> CELL_BITS;
     }
     __syncthreads();
     static_assert(QUERIES == EACH, "one a thread");
     if (here && near) {
-        float x = finite_or_zero(queries[sampled(thread, QUERIES, number) * dims]) * winding.inverse;
-        float seen = 0.0f, around = 0.0f;
+        float x = finite_or_zero(queries[sampled(thread, QUERIES, number) * dims]), seen = 0.0f, around = 0.0f;
+        word part = winding.wound(x) >> CELL_BITS;
+        int equal = 0;
+        x *= winding.inverse;
         for (int i = 0; i < KEYS; i++) {
             float t = sample[mine][i];
             seen += fmaxf(1.0f - fabsf(x - t), 0.0f);
             around += fabsf(floorf(x) - floorf(t)) <= 1.0f ? 1.0f : 0.0f;
+            equal += parts[mine][i] == part;
         }
         if (seen < EDGE * around) atomicAdd(at_edge + mine, 1);
+        if (slopes && equal) atomicAdd(tied + mine, equal);
     }
     __syncthreads();
-    if (at_edge[mine] > FEW) winding.cells = 0;
+    if (at_edge[mine] > FEW || tied[mine] > FEW_TIES) winding.cells = 0;
     if (here && thread == 0) windings[head * dims + d + mine] = winding;
 }
