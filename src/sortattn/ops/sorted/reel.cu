@@ -109,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, 1)
     extern __shared__ __align__(16) char shared[];
     __shared__ Baton baton;
     __shared__ Places places;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int lane = threadIdx.x % 32, warp = own_warp();
     Station &mine = reinterpret_cast<Station *>(shared)[warp];
     index_t d = blockIdx.x % dims, p = first + blockIdx.x / dims, line = p * dims + d;
     Winding winding = windings[line];

@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
           index_t count, index_t dims, index_t chunks, index_t length) {
     extern __shared__ __align__(16) char shared[];
     Tiles &tiles = *reinterpret_cast<Tiles *>(shared);
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int lane = threadIdx.x % 32, warp = own_warp();
     bool upper = lane >= 16;
     index_t groups = (dims + LINES - 1) / LINES, d = blockIdx.x % groups * LINES + warp;
     index_t chunk = blockIdx.x / groups % chunks, p = blockIdx.x / groups / chunks;

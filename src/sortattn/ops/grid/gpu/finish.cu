@@ -70,7 +70,7 @@ struct Scale {
             most = fmaxf(most, fmaxf(fabsf(nodes[d * GP + 1]), fabsf(nodes[d * GP + count - 2])));
         most = largest_of_warp(most);
         // differences of halves may be none
-        far = !SHORT && !(most < 16384);
+        far = !SHORT && of_warp(!(most < 16384));
         scale = 32768 / (2 * power_below(fmaxf(DIMS * (2 * most / tau + epsilon), 1e-30f)));
         up = SHORT ? 8192 / power_below(fmaxf(most, 1e-30f)) : 1;
         base = DIMS * epsilon * scale, by = 2 * scale / tau / up;
@@ -328,7 +328,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIMS > 64 ? 3 : 4)
                 length};
     bool broken = flags[head] + others[head] > 0;
     float shrunk = shrink ? shrink[head] : 1;
-    int warp = threadIdx.x / 32, room = ROOM + warp * 16 * ROW;
+    int warp = of_warp(threadIdx.x / 32), room = ROOM + warp * 16 * ROW;
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {
         Tile tile(i ? TILES - 1 - warp : warp);

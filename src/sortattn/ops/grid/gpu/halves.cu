@@ -79,6 +79,8 @@ inline void multiply_halves(float (&sums)[4], const unsigned (&a)[4], const unsi
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+// A number that all lanes have: by the shuffle the compiler knows that, and that they go together where it decides.
+inline int of_warp(int x) { return __shfl_sync(~0u, x, 0); }
 inline float largest_of_warp(float x) {
 #pragma unroll
     for (int by = 16; by; by /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, by));
