@@ -180,8 +180,9 @@ def marched(name, dtype, dims, count):
         part[..., 0] = part[..., 0].abs() + 1
         part[..., 1] = -part[..., 1].abs() - 1
         part[..., 2] = 0.5
-    # more than a float16 holds
+    # more than a float16 holds, and less
     inputs[2][1] *= 1000 if dtype == torch.float16 else 1e9
+    inputs[2][2] *= 1 if dtype == torch.float16 else 1e-9
     broken = inputs[2].clone()
     broken[1, 100, 3] = torch.inf
     tau, nothing = torch.tensor([0.8, 1.7, 1.0]), torch.empty(3, 0)

@@ -137,7 +137,7 @@ def test_kernels_of_calls_that_march_compile(dtype, seen, monkeypatch):
         "nodes_kernel",
         "locate_kernel",
         "starts_kernel",
-        *(["shrink_kernel"] if dtype == torch.bfloat16 else []),
+        *(["power_kernel"] if dtype == torch.bfloat16 else []),
     }
     # of twelve blocks eight are a wave, and the others are cut in two
     assert launched == [((4, 2), 512), ((8, 1), 384), ((2, 3), 128)]

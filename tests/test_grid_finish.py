@@ -53,7 +53,7 @@ def finished(
 ):
     """The output and the sums of weights: of the kernel, and by the definition."""
     query, key, value, nodes, sums, totals, unscale = drawn(length, dims, size, dtype)
-    shrink = torch.tensor([1.0, 0.25, 1.0]) if dtype == torch.bfloat16 else None
+    power = torch.tensor([1.0, 0.25, 1.0]) if dtype == torch.bfloat16 else None
     if not units:
         sums.zero_(), totals.zero_()
     # points closer to each other than the least float16 have a bandwidth of their size
@@ -62,10 +62,10 @@ def finished(
     kernel = finish.kernel_of(dims, PADDED, chunk, dtype == torch.bfloat16)
     raised = [torch.tensor(heads, dtype=torch.int32) for heads in (flags, others)]
     EmulatedKernel(kernel.source, kernel.entry, kernel.defines, "warpgroup.h")(
-        (-(-length // chunk), HEADS), chunk, query, key, value, nodes, tau, sums, totals, unscale, shrink, *raised,
+        (-(-length // chunk), HEADS), chunk, query, key, value, nodes, tau, sums, totals, unscale, power, *raised,
         out, weights, 1, 2, length, COUNT, int(normalise), EPSILON,
     )  # fmt: skip
-    values = value if shrink is None else value / shrink[:, None, None]
+    values = value if power is None else value / power[:, None, None]
     wanted, wanted_weights = by_definition(query, key, values, tau, chunk)
     # in every half of the channels those of a thread stand together
     parts = sums.double().view(10, length, 2, 4, 4, 2).transpose(3, 4).reshape(10, length, 64) * unscale[:, None, None]

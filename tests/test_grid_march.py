@@ -28,7 +28,7 @@ def test_it_compiles_as_for_a_user(padded, tables):
     assert b"march" in machine_code(kernel.source, kernel.defines, "sm_90a", entry="march", optimised=True)
 
 
-def marched(padded, tables, chunk, length, dims, size_of_values=1.0, shrink=None):
+def marched(padded, tables, chunk, length, dims, size_of_values=1.0, power=None):
     """What every block of dimensions gives queries of the keys before their chunk: by the kernel, and in float64."""
     generator = torch.Generator().manual_seed(0)
     count, size = padded - 1, 256 * tables // padded
@@ -42,7 +42,7 @@ def marched(padded, tables, chunk, length, dims, size_of_values=1.0, shrink=None
         torch.randint(512, 512 * (count - 2), (1, dims, length), dtype=torch.int16, generator=generator)
         for _ in range(2)
     )
-    factor = 1.0 if shrink is None else shrink
+    factor = 1.0 if power is None else power
     rows = (size_of_values * factor * torch.randn(1, length, 64, generator=generator)).half()
     chunks = -(-length // chunk)
     starts = 100 * size_of_values * torch.randn(1, chunks, WIDE, generator=generator)
@@ -53,7 +53,7 @@ def marched(padded, tables, chunk, length, dims, size_of_values=1.0, shrink=None
     found = march.kernel_of(padded, tables, chunk)
     EmulatedKernel(found.source, found.entry, found.defines, "warpgroup.h")(
         (units, 1), 128 * (tables + 2),
-        query, key, rows, nodes, stats, tau, starts, largest, None if shrink is None else torch.tensor([shrink]),
+        query, key, rows, nodes, stats, tau, starts, largest, None if power is None else torch.tensor([power]),
         out, totals, unscale, 0, 0, length, dims, count, 1e-3,
     )  # fmt: skip
     # in every half of the channels those of a thread stand together
@@ -91,9 +91,9 @@ def test_queries_read_what_the_keys_before_their_chunk_have_left(padded, tables,
 
 
 @pytest.mark.skipif(not AVAILABLE, reason="needs g++ on Linux, and its halves")
-@pytest.mark.parametrize(("size", "shrink"), [(12_000.0, None), (1e-5, None), (1e9, 2.0**-18)])
-def test_large_and_small_values_take_no_digits_from_the_weights(size, shrink):
-    found, wanted = marched(32, 1, 128, 4096, 8, size, shrink)
+@pytest.mark.parametrize(("size", "power"), [(12_000.0, None), (1e-5, None), (1e9, 2.0**-18)])
+def test_large_and_small_values_take_no_digits_from_the_weights(size, power):
+    found, wanted = marched(32, 1, 128, 4096, 8, size, power)
     for one, other in zip(found, wanted, strict=True):
         assert relative_error(one[:, :64], other[:, :64]) < 6e-4
         assert relative_error(one[:, 64], other[:, 64]) < 6e-4
@@ -176,8 +176,9 @@ def test_calls_on_hopper_are_near_the_definition_and_have_the_same_bits(count, l
     monkeypatch.setattr(march, "march", lambda *what: called.append(0) or run(*what))
     points = [part.to(device) for part in draw(Shape((3,), length, length, 64, 64), dtype)]
     if dtype == torch.bfloat16:
-        # more than a float16 holds
+        # more than a float16 holds, and less
         points[2][1] *= 1e9
+        points[2][2] *= 1e-9
     call = {"kernel": "add_riesz", "is_causal": True}
     exact = sortattn.kernel_attention(*(part.double() for part in points), **call, backend="reference")
     outputs = [sortattn.kernel_attention(*points, **call, backend=f"grid:{count}") for _ in range(4)]

@@ -65,12 +65,13 @@ def run(walk: Walk, values: Tensor, weight: Tensor | None, along: bool, *gradien
     table, sizes = walk.table(tracks), (walk.number, walk.count, walk.dims)
     points = (*walk.targets[:2], *walk.sources[:2])
     rows = (values, weight, walk.rows, walk.extra, table, walk.bandwidth, walk.tau)
-    totals = walk.rows.new_empty(parts * lines * math.ceil(walk.number / LEG) * (walk.width + 1))
-    words = math.ceil(walk.number / 32)
-    tied = torch.zeros(parts * lines * words, dtype=torch.int32, device=walk.rows.device)
     with launch.on(walk.rows.device):
         if walk.sources.windings is not None:
             cuda_reel.run(walk, defines, values, weight, *gradients)
+        # not before, as those lines need memory of their own
+        totals = walk.rows.new_empty(parts * lines * math.ceil(walk.number / LEG) * (walk.width + 1))
+        words = math.ceil(walk.number / 32)
+        tied = torch.zeros(parts * lines * words, dtype=torch.int32, device=walk.rows.device)
         moments = walk.moments(tracks, defines) if runs > 1 else None
         launch.Kernel(SOURCE, "trade", defines)(
             (lines * runs, parts), 32, *points, *rows, moments, by_value, by_weight, by_key, by_query, totals, tied,

@@ -60,7 +60,8 @@ inline float sum_of_four(float x) {
 // What scores are made of sums with, and what both are multiplied with so that scores are halves.
 struct Scale {
     float scale, base, by;
-    // what points in bfloat16 are multiplied with, so that they are halves and lose no digits
+    // what points in bfloat16 are multiplied with, so that they are halves: those that are not 2^-28 of the largest
+    // lose no digits
     float up;
     bool far;
 
@@ -73,7 +74,7 @@ struct Scale {
         far = !SHORT && of_warp(!(most < 16384));
         scale = 32768 / (2 * power_below(fmaxf(DIMS * (2 * most / tau + epsilon), 1e-30f)));
         up = SHORT ? 8192 / power_below(fmaxf(most, 1e-30f)) : 1;
-        base = DIMS * epsilon * scale, by = 2 * scale / tau / up;
+        base = DIMS * epsilon * scale, by = 2 * scale / up / tau;
     }
 };
 
@@ -116,9 +117,9 @@ struct Tile {
         }
         sum_parts<false>(begin, points);
     }
-    // what was summed with weights that had a scale, of rows that are times `shrunk`
-    void unscale(float by, float shrunk) {
-        float both = by / shrunk;
+    // what was summed with weights that had a scale, of rows that are times `power`
+    void unscale(float by, float power) {
+        float both = by / power;
 #pragma unroll
         for (int e = 0; e < 32; ++e) found[e / 4][e % 4] *= both;
 #pragma unroll
@@ -290,11 +291,11 @@ inline void close(Tile &tile, unsigned at, float *totals, long long m, long long
 // Of chunk x of head y: to `out (heads, length, 64)` and `totals (heads, length)` what the keys up to its own place
 // give a query, `queries` and `keys (heads, length, DIMS)`, `rows (heads, length, 64)`. The sums of earlier chunks are
 // in `sums (units, length, 64)`, times `unscale (units)`, and `parts (units, length)`; of head p in those from p `each`
-// on, from head `split` on in twice as many. Rows have been multiplied with `shrink (heads)`, if it is there. Where
+// on, from head `split` on in twice as many. Rows have been multiplied with `powers (heads)`, if it is there. Where
 // `flags` or `others (heads)` are raised the output is NaN.
 extern "C" __global__ void __launch_bounds__(THREADS, DIMS > 64 ? 3 : 4)
     finish(const uint4 *queries, const uint4 *keys, const uint4 *rows, const float *nodes, const float *bandwidth,
-           const uint4 *sums, const float *parts, const float *unscale, const float *shrink, const int *flags,
+           const uint4 *sums, const float *parts, const float *unscale, const float *powers, const int *flags,
            const int *others, uint4 *out, float *totals, long long split, long long each, long long length,
            long long count, long long normalise, double epsilon) {
     // what was written last comes first: it may still be in the cache
@@ -327,7 +328,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIMS > 64 ? 3 : 4)
                 head < split ? (head + 1) * each : (2 * head + 2 - split) * each,
                 length};
     bool broken = flags[head] + others[head] > 0;
-    float shrunk = shrink ? shrink[head] : 1;
+    float power = powers ? powers[head] : 1;
     int warp = of_warp(threadIdx.x / 32), room = ROOM + warp * 16 * ROW;
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {
@@ -341,7 +342,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIMS > 64 ? 3 : 4)
             else
                 add_keys<false>(tile, n, scale, lane);
         }
-        tile.unscale(1 / scale.scale, shrunk);
+        tile.unscale(1 / scale.scale, power);
         long long m = chunk * CHUNK + tile.first + lane.g;
         add_units(tile, units, m, lane);
         close(tile, shared + room, totals + head * length, m, length, normalise, broken, lane);

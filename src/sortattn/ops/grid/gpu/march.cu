@@ -65,7 +65,7 @@ struct Head {
 struct Scales {
     float weight, table, one, sum;
 
-    Scales(const Head &head, const float *line, int dims, const float *largest, float shrink, float epsilon) {
+    Scales(const Head &head, const float *line, int dims, const float *largest, float power, float epsilon) {
         int lane = threadIdx.x % 32;
         float most = 0, cell = 0, reach = 0;
         bool known = true;
@@ -74,7 +74,7 @@ struct Scales {
             most = fmaxf(most, largest[i]);
         }
         known = !__any_sync(~0u, !known);
-        most = largest_of_warp(most) * shrink;
+        most = largest_of_warp(most) * power;
         for (int i = lane; i < ROWS; i += 32) cell = fmaxf(cell, head.own(i / GP, i % GP));
         cell = fmaxf(largest_of_warp(cell), 1e-30f);
         for (int d = lane; d < dims; d += 32)
@@ -363,11 +363,11 @@ inline void bring(const Head &head, const float *starts, float scale) {
 
 // Of head `first` + y and the dimensions of block x: to `out (units, length, 64)`, times `unscale (units)`, what the
 // keys of all chunks before its own give a query of `queries (heads, dims, length)`, and to `totals (units, length)`
-// the sums of the weights. A unit is a block: `unit` is that of the first one. Rows have been multiplied with `shrink
+// the sums of the weights. A unit is a block: `unit` is that of the first one. Rows have been multiplied with `powers
 // (heads)`, if it is there; what is said of them in `starts` and `largest` has not.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     march(const short *queries, const short *keys, const unsigned short *rows, const float *nodes, const float *stats,
-          const float *bandwidth, const float *starts, const float *largest, const float *shrink, uint4 *out,
+          const float *bandwidth, const float *starts, const float *largest, const float *powers, uint4 *out,
           float *totals, float *unscale, long long first, long long unit, long long length, long long dims,
           long long count, double epsilon) {
     long long head_at = first + blockIdx.y, line = head_at * dims + blockIdx.x * DIMS;
@@ -382,8 +382,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
               int(length),
               int(count),
               chunks};
-    float shrunk = shrink ? shrink[head_at] : 1;
-    Scales scales(head, nodes + head_at * dims * GP, dims, largest + head_at * chunks, shrunk, epsilon);
+    float power = powers ? powers[head_at] : 1;
+    Scales scales(head, nodes + head_at * dims * GP, dims, largest + head_at * chunks, power, epsilon);
     // columns behind the channels: the first one has a power of two in every row
     for (int i = threadIdx.x; i < STAGES * CHUNK; i += THREADS) {
         int n = i % CHUNK;
@@ -392,7 +392,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     show();
     if (threadIdx.x == 0) {
-        unscale[unit] = 1 / scales.sum / shrunk;
+        unscale[unit] = 1 / scales.sum / power;
         for (int i = 0; i < STAGES; ++i) {
             make_barrier(full(i), 128);
             make_barrier(used(i), 4 * (TABLES + 1));
@@ -412,6 +412,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         read_tables(head, {out + unit * length * 8, totals + unit * length, by * scales.sum, by / scales.one});
     } else {
         leave_most_registers();
-        bring(head, blockIdx.x ? nullptr : starts + head_at * chunks * WIDE, scales.sum * shrunk);
+        bring(head, blockIdx.x ? nullptr : starts + head_at * chunks * WIDE, scales.sum * power);
     }
 }

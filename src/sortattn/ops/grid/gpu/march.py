@@ -33,11 +33,11 @@ class Units:
 
     `sums (units, N, C)` in float16, times `unscale (units)`; of every half of the channels those that are 8 apart stand
     together. `totals (units, N)` are the sums of the weights. The first heads have `each` units, those from `first` on
-    twice as many. `rows` and `shrink` are those of `Starts`.
+    twice as many. `rows` and `power` are those of `Starts`.
     """
 
     rows: Tensor
-    shrink: Tensor | None
+    power: Tensor | None
     sums: Tensor
     totals: Tensor
     unscale: Tensor
@@ -90,7 +90,7 @@ def march(grid: Grid, queries: Places, keys: Places, key: Tensor, rows: Tensor) 
             grid.bandwidth,
             starts.first,
             starts.largest,
-            starts.shrink,
+            starts.power,
             sums,
             totals,
             unscale,
@@ -102,7 +102,7 @@ def march(grid: Grid, queries: Places, keys: Places, key: Tensor, rows: Tensor) 
             RIESZ_EPSILON,
             shared=shared_of(grid.layout.padded, tables, CHUNK),
         )
-    return Units(starts.rows, starts.shrink, sums, totals, unscale, first, each)
+    return Units(starts.rows, starts.power, sums, totals, unscale, first, each)
 
 
 def workspace(grid: Grid, length: int) -> int:

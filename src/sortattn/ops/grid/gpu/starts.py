@@ -18,8 +18,8 @@ from .record import empty
 
 # channels, and eight columns of which the first is for the sums of the weights
 WIDE = 72
-# the largest value that becomes a float16 as it is; programs of a head where one is larger
-_MOST, _PROGRAMS = 32768, 8
+# of the largest value of a head, between what the values become float16 as they are; programs of a head otherwise
+_MOST, _LEAST, _PROGRAMS = 32768, 1 / 64, 8
 
 
 @triton.jit
@@ -76,10 +76,14 @@ def starts_kernel(
 
 
 @triton.jit
-def shrink_kernel(
-    rows, largest, shrink, halves, size, chunks, SIZE: tl.constexpr, CHUNKS: tl.constexpr, MOST: tl.constexpr
-):
-    """To `shrink (P)` a power of two; with it rows of heads with values above MOST are made `halves` once more."""
+def power_kernel(
+    rows, largest, power, halves, size, chunks, SIZE: tl.constexpr, CHUNKS: tl.constexpr, MOST: tl.constexpr,
+    LEAST: tl.constexpr,
+):  # fmt: skip
+    """To `power (P)` a power of two: one, unless the largest value of a head is above MOST or below LEAST.
+
+    Then rows are made `halves` once more, times the power, so that they have the digits of a float16.
+    """
     problem = tl.program_id(1).to(tl.int64)
     most = tl.zeros((CHUNKS,), tl.int32)
     for first in range(0, chunks, CHUNKS):
@@ -88,11 +92,12 @@ def shrink_kernel(
         most = tl.maximum(most, found.to(tl.int32, bitcast=True))
     number = tl.max(most, 0).to(tl.float32, bitcast=True)
     # heads that are not finite have no numbers for outputs anyway
-    large = (number > MOST) & (number < float("inf"))
-    factor = tl.where(large, tl.exp2(tl.floor(tl.log2(MOST / tl.where(large, number, 1.0)))), 1.0)
+    unfit = ((number > MOST) & (number < float("inf"))) | ((number > 0) & (number < LEAST))
+    exponent = tl.floor(tl.log2(MOST / tl.maximum(tl.where(unfit, number, MOST), 1e-30)))
+    factor = tl.exp2(exponent)
     if tl.program_id(0) == 0:
-        tl.store(shrink + problem, factor)
-    for first in range(tl.program_id(0) * SIZE, tl.where(large, size, 0), tl.num_programs(0) * SIZE):
+        tl.store(power + problem, factor)
+    for first in range(tl.program_id(0) * SIZE, tl.where(unfit, size, 0), tl.num_programs(0) * SIZE):
         at = first + tl.arange(0, SIZE)
         row = tl.load(rows + problem * size + at, mask=at < size, other=0.0).to(tl.float32)
         tl.store(halves + problem * size + at, (row * factor).to(tl.float16), mask=at < size)
@@ -102,13 +107,13 @@ def shrink_kernel(
 class Starts:
     """What `starts_kernel` finds: `first (P, chunks, WIDE)`, `largest (P, chunks)`; and rows as float16.
 
-    These are times a power of two `shrink (P)`, or as they came if there is none.
+    These are times a power of two `power (P)`, or as they came if there is none.
     """
 
     first: Tensor
     largest: Tensor
     rows: Tensor
-    shrink: Tensor | None
+    power: Tensor | None
 
 
 def find_starts(grid: Grid, key: Tensor, rows: Tensor, chunk: int) -> Starts:
@@ -143,8 +148,8 @@ def find_starts(grid: Grid, key: Tensor, rows: Tensor, chunk: int) -> Starts:
     )
     if not changed:
         return Starts(starts, largest, rows, None)
-    shrink = empty(problems, device=rows.device)
-    quick(shrink_kernel, grid.launches)[(_PROGRAMS, problems)](
-        rows, largest, shrink, halves, length * channels, chunks, SIZE=4096, CHUNKS=64, MOST=_MOST
+    power = empty(problems, device=rows.device)
+    quick(power_kernel, grid.launches)[(_PROGRAMS, problems)](
+        rows, largest, power, halves, length * channels, chunks, SIZE=4096, CHUNKS=64, MOST=_MOST, LEAST=_LEAST
     )
-    return Starts(starts, largest, halves, shrink)
+    return Starts(starts, largest, halves, power)
