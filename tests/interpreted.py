@@ -342,7 +342,7 @@ def places():
 
 def played():
     """A call that is played from addresses gives the same bits, for whatever inputs of its kind."""
-    draws = [draw(Shape((3,), 20, 24, 17, 5), torch.float16, seed=seed) for seed in range(4)]
+    draws = [draw(Shape((1,), 20, 24, 17, 5), torch.float16, seed=seed) for seed in range(4)]
 
     def call(points):
         return sortattn.kernel_attention(*points, "add_riesz", backend="grid:20")
@@ -355,7 +355,7 @@ def played():
             assert len(launched) == max(0, turn - 1) * 8
         # as torch's operations are between the launches of such calls, they are not played
         masked = {"key_mask": torch.arange(24)[None] % 3 != 0, "backend": "grid:20"}
-        for _ in range(4):
+        for _ in range(3):
             sortattn.kernel_attention(*draws[0], "add_riesz", **masked)
         assert len(launched) == 16
 
