@@ -5,11 +5,11 @@ import torch
 
 import sortattn
 from sortattn.cuda import launch
-from sortattn.ops.sorted import cuda_coil, cuda_reel, cuda_sort, room
+from sortattn.ops.sorted import cuda_coil, cuda_sort, room
 from sortattn.ops.sorted.tracks import tracks_of
 
 from .emulation.emulator import AVAILABLE, listing
-from .emulation.walks import emulate, points
+from .emulation.walks import points, wind
 
 pytestmark = [
     pytest.mark.skipif(not AVAILABLE, reason="the emulator is compiled with g++ on Linux"),
@@ -25,20 +25,8 @@ KERNELS = {
 
 @pytest.fixture
 def wound(monkeypatch):
-    """Sends sorted calls on CPU tensors through the code for GPUs; the cells of all lines, however short these are."""
-    emulate(monkeypatch)
-    monkeypatch.setattr(cuda_coil, "_LEAST", 1)
-    monkeypatch.setattr(cuda_reel, "_LEAST", 1)
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
-    cells, wind = [], cuda_coil.wind
-
-    def noted(*arguments, **options):
-        windings = wind(*arguments, **options)
-        cells.extend(windings.view(torch.int32)[..., 3].flatten().tolist())
-        return windings
-
-    monkeypatch.setattr(cuda_coil, "wind", noted)
-    return cells
+    """The cells of all lines."""
+    return wind(monkeypatch)
 
 
 def check(query, key, value, kernel, tolerance=1e-6, **options):

@@ -5,10 +5,10 @@ import torch
 
 import sortattn
 from sortattn.cuda import launch
-from sortattn.ops.sorted import cuda_coil, cuda_reel, cuda_sort, room
+from sortattn.ops.sorted import cuda_reel, cuda_sort, room
 
 from .emulation.emulator import AVAILABLE, listing
-from .emulation.walks import emulate, points
+from .emulation.walks import points, wind
 
 pytestmark = [
     pytest.mark.skipif(not AVAILABLE, reason="the emulator is compiled with g++ on Linux"),
@@ -23,21 +23,8 @@ KERNELS = {
 
 @pytest.fixture
 def wound(monkeypatch):
-    """Sends sorted calls on CPU tensors through the code for GPUs; the cells of the lines of backward passes."""
-    emulate(monkeypatch)
-    monkeypatch.setattr(cuda_coil, "_LEAST", 1)
-    monkeypatch.setattr(cuda_reel, "_LEAST", 1)
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
-    cells, wind = [], cuda_coil.wind
-
-    def noted(*arguments, slopes=False):
-        windings = wind(*arguments, slopes=slopes)
-        if slopes:
-            cells.extend(windings.view(torch.int32)[..., 3].flatten().tolist())
-        return windings
-
-    monkeypatch.setattr(cuda_coil, "wind", noted)
-    return cells
+    """The cells of the lines of backward passes."""
+    return wind(monkeypatch, slopes=(True,))
 
 
 def outcome(kernel, given, backend, dtype, **options):

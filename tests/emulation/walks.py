@@ -7,7 +7,7 @@ import torch
 import sortattn
 from sortattn.cuda import launch
 from sortattn.ops import repeated
-from sortattn.ops.sorted import api, backend, cuda, room, sign
+from sortattn.ops.sorted import api, backend, cuda, cuda_coil, cuda_reel, room, sign
 
 from ..cases import BOX, CASES
 from .emulator import EmulatedKernel
@@ -32,6 +32,24 @@ def emulate(monkeypatch):
     for user in (api, backend, sign):
         monkeypatch.setattr(user, "walker", lambda device: cuda)
     return cuda
+
+
+def wind(monkeypatch, slopes=(False, True)):
+    """The same with lines that are wound however short they are; the cells of those of passes with such `slopes`."""
+    emulate(monkeypatch)
+    monkeypatch.setattr(cuda_coil, "_LEAST", 1)
+    monkeypatch.setattr(cuda_reel, "_LEAST", 1)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    cells, wound = [], cuda_coil.wind
+
+    def noted(*arguments, **options):
+        windings = wound(*arguments, **options)
+        if options.get("slopes", False) in slopes:
+            cells.extend(windings.view(torch.int32)[..., 3].flatten().tolist())
+        return windings
+
+    monkeypatch.setattr(cuda_coil, "wind", noted)
+    return cells
 
 
 def points(kind, heads, rows, columns, dims, channels):

@@ -87,20 +87,7 @@ __device__ inline Taken take(const Winding &winding, real x) {
 
 // Bring the tables of some lines, by all threads of a block.
 __device__ inline void bring(real *to, const real *from, int numbers) {
-#ifdef __CUDA_ARCH__
-    for (int i = threadIdx.x * 4; i < numbers; i += THREADS * 4)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(to + i))),
-                     "l"(from + i)
-                     : "memory");
-#else
-    for (int i = threadIdx.x; i < numbers; i += THREADS) to[i] = from[i];
-#endif
-}
-__device__ inline void wait_for_lines() {
-#ifdef __CUDA_ARCH__
-    asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-    __syncthreads();
+    for (int i = threadIdx.x * 4; i < numbers; i += THREADS * 4) begin_copy_around(to + i, from + i);
 }
 
 // Add to `out (heads, number, STRIDE)` and `out_extra (heads, number)` what cells give to the queries
@@ -128,7 +115,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         int some = some_dims(d), zeros = int(reinterpret_cast<char *>(table.zeros) - reinterpret_cast<char *>(lines));
         for (int k = 0; k < some; k++) table.taken[warp][k][lane] = take(windings[d + k], widen(points[d + k]));
         // these are there, and the others have been read
-        wait_for_lines();
+        wait_for_copies();
+        __syncthreads();
         bring(table.lines[(d / DIMS + 1) % 2], tables + (d + DIMS) * LINE, some_dims(d + DIMS) * LINE);
         for (int k = 0; k < some; k++) {
             Taken &taken = table.taken[warp][k][lane];

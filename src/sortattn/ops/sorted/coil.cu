@@ -13,15 +13,11 @@
 // Macros: those of given.cu, CREW (warps of a block), TEAMS (blocks of a multiprocessor) and CELLS.
 
 #include "given.cu"
+
+#include "alike.cu"
 #include "stretch.cu"
 
 static_assert(!ORDERED && ADDED && !SLOPES && sizeof(real) == 4, "sums by atomics, in float32");
-__device__ inline Pair shuffled(const Pair &pair, int from) {
-    return {__shfl_sync(ALL, pair.plain, from), __shfl_sync(ALL, pair.weighted, from)};
-}
-__device__ inline void add_pair(Pair &to, const Pair &pair, real factor = real(1)) {
-    to.plain += factor * pair.plain, to.weighted += factor * pair.weighted;
-}
 // Both sums of a lane's channels.
 struct alignas(2 * sizeof(Row)) Both {
     Row plain, weighted;
@@ -93,11 +89,6 @@ struct Arc {
     }
     __device__ int index(int i) const { return read_once(order + i * step); }
 };
-
-// The first `some` lanes.
-__device__ inline unsigned first_lanes(int some) { return some < 32 ? (1u << some) - 1 : ALL; }
-// The last lane of `some` before `lane`, or -1.
-__device__ inline int last_before(unsigned some, int lane) { return 31 - __clz(some & first_lanes(lane)); }
 
 // A list of keys, the row of each being read before its turn, as is what it gives.
 struct List {
@@ -226,18 +217,13 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
             unsigned those = __ballot_sync(ALL, cell == c);
             if (lane == c) own = those;
         }
-        // the sums of extra scalars of keys of the same cell up to this one, by doubling how far each has looked back
+        // the sums of extra scalars of keys of the same cell up to this one
         Pair extra = {scalar, scalar * given.weighted};
-        int before = last_before(__shfl_sync(ALL, own, cell & 31), lane);
-#pragma unroll
-        for (int i = 0; i < 5; i++) {
-            Pair other = shuffled(extra, max(before, 0));
-            int farther = __shfl_sync(ALL, before, max(before, 0));
-            if (before >= 0) add_pair(extra, other), before = farther;
-        }
+        add_alike(extra, last_before(__shfl_sync(ALL, own, cell & 31), lane));
         Pair extra_sum = shuffled(extra, max(last_before(own, 32), 0));
         fetch(stretch + CREW);
-        wait_for_rows();
+        wait_for_copies();
+        __syncwarp();
         Both sums[CELLS];
 #pragma unroll
         for (int c = 0; c < CELLS; c++) {

@@ -132,22 +132,10 @@ struct Copies {
             Row *there = reinterpret_cast<Row *>(__shfl_sync(ALL, reinterpret_cast<unsigned long long>(to), l));
             const char *here =
                 reinterpret_cast<const char *>(__shfl_sync(ALL, reinterpret_cast<unsigned long long>(from), l));
-            if (some >> l & 1) piece(reinterpret_cast<char *>(there) + lane % PIECES * 16, here + lane % PIECES * 16);
+            if (some >> l & 1)
+                begin_copy_around(reinterpret_cast<char *>(there) + lane % PIECES * 16, here + lane % PIECES * 16);
         }
     }
-    __device__ void wait(unsigned) {
-#ifdef __CUDA_ARCH__
-        asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-    }
-    __device__ static void piece(void *to, const void *from) {
-#ifdef __CUDA_ARCH__
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(to))),
-                     "l"(from)
-                     : "memory");
-#else
-        for (int i = 0; i < 4; i++) static_cast<int *>(to)[i] = static_cast<const int *>(from)[i];
-#endif
-    }
+    __device__ void wait(unsigned) { wait_for_copies(); }
 #endif
 };

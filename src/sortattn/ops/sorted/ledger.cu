@@ -37,19 +37,3 @@ struct Found {
 struct alignas(16) Part {
     real of[36];
 };
-
-// Bring what a lane has of a row into shared memory; it is there after `arrive`.
-__device__ inline void bring(Row *to, const Row *from) {
-#ifdef __CUDA_ARCH__
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(from),
-                 "n"(sizeof(Row))
-                 : "memory");
-#else
-    *to = *from;
-#endif
-}
-__device__ inline void arrive() {
-#ifdef __CUDA_ARCH__
-    asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}

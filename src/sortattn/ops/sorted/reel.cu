@@ -68,20 +68,8 @@ __device__ inline void bring(Row *to, const Row *from, int lane) {
         const char *here = reinterpret_cast<const char *>(
             __shfl_sync(ALL, reinterpret_cast<unsigned long long>(from), i + lane / PIECES));
         here += lane % PIECES * 16;
-#ifdef __CUDA_ARCH__
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(there))),
-                     "l"(here)
-                     : "memory");
-#else
-        for (int k = 0; k < 4; k++) reinterpret_cast<int *>(there)[k] = reinterpret_cast<const int *>(here)[k];
-#endif
+        begin_copy<16>(there, here);
     }
-}
-__device__ inline void wait_for_rows() {
-#ifdef __CUDA_ARCH__
-    asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-    __syncwarp();
 }
 
 // Of two sorted lists, how many of the first one are among the first `all` of both, where equals of it come first.
@@ -200,22 +188,17 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, 1)
         unsigned alike = __shfl_sync(ALL, own, kind);
         int place = __shfl_sync(ALL, begins, kind) + __popc(alike & (1u << lane) - 1);
         if (kind != NOBODY) mine.list[place] = {lane * ROW_BYTES + number_of(kind), given};
-        // the sums of extra scalars of the same class up to each item, by doubling how far each has looked back
+        // the sums of extra scalars of the same class up to each item
         Pair extra = {own_height * scalar, given * scalar};
-        int nearest = last_before(alike, lane);
-#pragma unroll
-        for (int i = 0; i < 5; i++) {
-            Pair other = shuffled(extra, max(nearest, 0));
-            int farther = __shfl_sync(ALL, nearest, max(nearest, 0));
-            if (nearest >= 0) add_pair(extra, other), nearest = farther;
-        }
+        add_alike(extra, last_before(alike, lane));
         Pair extra_sum = shuffled(extra, max(last_before(own, 32), 0));
         if (!own) extra_sum = {};
         // what that changes for the cells around
         Pair extra_more = shuffled(extra_sum, (lane + 31) % 32);
         add_pair(extra_more, shuffled(extra_sum, (lane + 1) % 32)), add_pair(extra_more, extra_sum, real(-2));
         if (stretch + CREW < stretches) fetch(stretch + CREW);
-        wait_for_rows();
+        wait_for_copies();
+        __syncwarp();
 
         // sums of this stretch by cells, and what they change of those that are kept
         Row kept[STARTS];

@@ -116,7 +116,8 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, TEAMS)
             extras[l] = scan(scalar * weight[l], lane);
         }
         fetch(stretch + CREW);
-        wait_for_rows();
+        wait_for_copies();
+        __syncwarp();
         Numbers<real> sum;
         sum.clear();
 #pragma unroll 8

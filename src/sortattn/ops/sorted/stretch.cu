@@ -19,25 +19,15 @@ __device__ inline void bring(Given *rows, const char *start, int index, int lane
     for (int i = 0; i < 32; i += 32 / PIECES, to += 512) {
         int which = __shfl_sync(ALL, index, i + lane / PIECES);
         const char *piece = start + index_t(unsigned(which)) * (STRIDE * sizeof(given_t));
-#ifdef __CUDA_ARCH__
+#if defined __CUDA_ARCH__ && PASSING
         unsigned place = unsigned(__cvta_generic_to_shared(to));
-#if PASSING
         asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(place), "l"(piece),
                      "l"(passing())
                      : "memory");
 #else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(place), "l"(piece) : "memory");
-#endif
-#else
-        for (int k = 0; k < 4; k++) reinterpret_cast<int *>(to)[k] = reinterpret_cast<const int *>(piece)[k];
+        begin_copy<16>(to, piece);
 #endif
     }
-}
-__device__ inline void wait_for_rows() {
-#ifdef __CUDA_ARCH__
-    asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-    __syncwarp();
 }
 
 // The last of every so many targets, among which a search begins: one from end to end would wait for each step.

@@ -32,22 +32,6 @@ struct alignas(16) Tiles {
     real extra[LINES][AROUND_ALL * KINDS][32];
 };
 
-// Bring a piece of a row, or zeros in its place; it is there after `arrive`.
-__device__ inline void bring(Piece *to, const Piece *from, bool there) {
-#ifdef __CUDA_ARCH__
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(unsigned(__cvta_generic_to_shared(to))),
-                 "l"(from), "n"(sizeof(Piece)), "r"(there ? int(sizeof(Piece)) : 0)
-                 : "memory");
-#else
-    *to = there ? *from : Piece{};
-#endif
-}
-__device__ inline void arrive() {
-#ifdef __CUDA_ARCH__
-    asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-}
-
 // `totals (heads, dims, chunks, CELLS + 2, KINDS, WIDTH + 1)` of `rows (heads, count, STRIDE)` and `weights (heads,
 // count)` at `points (heads, count, dims)`; a chunk has `length` of them.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -78,8 +62,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (int e = 0; e < EACH_LANE; e++) {
             index_t row = tile + e * 32 + threadIdx.x / 16, mine = tile + e * 32 + lane;
             bool there = row < end;
-            bring(to + e * THREADS + threadIdx.x,
-                  reinterpret_cast<const Piece *>(rows + (there ? row : first) * STRIDE) + threadIdx.x % 16, there);
+            begin_copy<sizeof(Piece)>(
+                to + e * THREADS + threadIdx.x,
+                reinterpret_cast<const Piece *>(rows + (there ? row : first) * STRIDE) + threadIdx.x % 16, there);
             next_point[e] = mine < end ? points[mine * dims] : real(0);
             next_scalar[e] = mine < end ? scalars[int(mine)] : real(0);
         }
@@ -104,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             }
         }
         // rows are there, and others have been read
-        arrive();
+        wait_for_copies();
         __syncthreads();
         if (start + TILE < end) fetch(start + TILE);
         if (!here) continue;

@@ -399,4 +399,5 @@ __device__ inline void add_to(real *place, real sum) {
 #endif
 }
 
+#include "copies.cu"
 #include "hand.cu"

@@ -201,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
             if (i >= taken) break;
 #pragma unroll
             for (int k = i; k < i + CHUNK; k++) {
-                bring(slots + k * ACROSS + lane, key_rows.at(__shfl_sync(ALL, target, k)));
+                begin_copy<sizeof(Row)>(slots + k * ACROSS + lane, key_rows.at(__shfl_sync(ALL, target, k)));
             }
         }
 
@@ -290,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(32, RESIDENT)
 #pragma unroll
             for (int l = 0; l < SUMS; l++) events[total + CHUNK + lane].weight[l] = real(0);
         }
-        arrive();
+        wait_for_copies();
         __syncwarp();
 
         Numbers<real> base = rounded(state, lane), local;

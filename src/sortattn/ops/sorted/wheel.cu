@@ -4,6 +4,8 @@
 
 #include "track.cu"
 
+#include "alike.cu"
+
 // rows of a line that walks begin with: for cells of queries one, from that before the first of the keys to that behind
 // the last one, and for cells of keys two
 constexpr int STARTS = CELLS + 2 + 2 * CELLS;
@@ -18,14 +20,3 @@ struct Wheel {
     __device__ word at(int i) const { return word(read_once(points + i)); }
     __device__ int index(int i) const { return read_once(order + i); }
 };
-
-__device__ inline Pair shuffled(const Pair &pair, int from) {
-    return {__shfl_sync(ALL, pair.plain, from), __shfl_sync(ALL, pair.weighted, from)};
-}
-__device__ inline void add_pair(Pair &to, const Pair &pair, real factor = real(1)) {
-    to.plain += factor * pair.plain, to.weighted += factor * pair.weighted;
-}
-// The last lane of `some` before `lane`, or -1.
-__device__ inline int last_before(unsigned some, int lane) {
-    return 31 - __clz(some & (lane < 32 ? (1u << lane) - 1 : ALL));
-}
