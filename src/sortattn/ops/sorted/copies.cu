@@ -1,6 +1,6 @@
 // Copies to shared memory that are on their way while a thread goes on; they are there after `wait_for_copies`.
 
-// By way of the first-level cache, or around it; zeros if they are not `there`.
+// By way of the first-level cache, or around it.
 template <int BYTES> __device__ inline void begin_copy(void *to, const void *from) {
 #ifdef __CUDA_ARCH__
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(from),
@@ -8,18 +8,6 @@ template <int BYTES> __device__ inline void begin_copy(void *to, const void *fro
                  : "memory");
 #else
     memcpy(to, from, BYTES);
-#endif
-}
-template <int BYTES> __device__ inline void begin_copy(void *to, const void *from, bool there) {
-#ifdef __CUDA_ARCH__
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(unsigned(__cvta_generic_to_shared(to))),
-                 "l"(from), "n"(BYTES), "r"(there ? BYTES : 0)
-                 : "memory");
-#else
-    if (there)
-        memcpy(to, from, BYTES);
-    else
-        memset(to, 0, BYTES);
 #endif
 }
 __device__ inline void begin_copy_around(void *to, const void *from) {

@@ -61,10 +61,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
         for (int e = 0; e < EACH_LANE; e++) {
             index_t row = tile + e * 32 + threadIdx.x / 16, mine = tile + e * 32 + lane;
-            bool there = row < end;
-            begin_copy<sizeof(Piece)>(
-                to + e * THREADS + threadIdx.x,
-                reinterpret_cast<const Piece *>(rows + (there ? row : first) * STRIDE) + threadIdx.x % 16, there);
+            // behind the last row is another, which is on no list
+            const real *from = rows + (row < end ? row : first) * STRIDE;
+            begin_copy<sizeof(Piece)>(to + e * THREADS + threadIdx.x,
+                                      reinterpret_cast<const Piece *>(from) + threadIdx.x % 16);
             next_point[e] = mine < end ? points[mine * dims] : real(0);
             next_scalar[e] = mine < end ? scalars[int(mine)] : real(0);
         }
