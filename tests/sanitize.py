@@ -93,7 +93,7 @@ def classes():
     from sortattn.ops.sorted import classes
 
     for dtype in (torch.bfloat16, torch.float16):
-        classes.LEAST[dtype] = 1
+        classes.LEAST[dtype] = 1, 1
         for kernel in (*NAMED, MATERN):
             call(kernel, "sorted", *points(dims=4, dtype=dtype, requires_grad=False))
             given = points(dims=4, channels=8, dtype=dtype, requires_grad=False)

@@ -15,9 +15,8 @@ from ...kernels import KERNELS, SidedKernel, Terms
 from ...validation import Problem
 from ..direct import plain
 
-# queries and keys of a head from which on that is faster on an H200: at 16,384 bfloat16 takes 5.7 / 6.7 / 8.3 ms where
-# widened inputs took 8.6 / 9.4 / 15.8; float16, with more classes, took 11.8 / 14.4 / 22.8, widened 8.5 / 9.3 / 15.7
-LEAST = {torch.bfloat16: 16_384, torch.float16: 32_768}
+# queries and keys of a head from which on that is faster on an H200, without an exponential and with one
+LEAST = {torch.bfloat16: (16_384, 16_384), torch.float16: (32_768, 16_384)}
 
 
 def terms_of(kernel: SidedKernel) -> Terms:
@@ -39,7 +38,7 @@ def serves(problem: Problem, terms: Terms) -> bool:
     """Whether a simple call goes that way: with a kernel without jumps that is never negative."""
     if not here(problem.query, problem.dtype):
         return False
-    if min(problem.query.shape[1], problem.key.shape[1]) < LEAST[problem.dtype]:
+    if min(problem.query.shape[1], problem.key.shape[1]) < LEAST[problem.dtype][terms.rate > 0]:
         return False
     from .cuda_classes import plan
 

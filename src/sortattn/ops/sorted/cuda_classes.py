@@ -23,16 +23,20 @@ _MOST, _SHORT = 1 << 16, 1 << 16
 _THREADS, _ROOM, _STAGE = 1024, 16 << 10, 16 << 10
 # points of a tile, as in classes.cu
 _TILE = 64
-# classes of a block of keys, as in relax.cu
+# keys of a stretch, as in relax.cu
 _KEYS = 32
-# of a block that walks: cells of the run of a warp; rows of values and of sums on their way
-CELLS, VALUES, RING = 4, 16, 8
+# powers of an exponential's polynomial there, at most
+_POWERS = 8
+# rows of values and of sums on their way in a walk
+VALUES, RING = 16, 8
 # of a block that gathers: warps, and queries of each; blocks of a multiprocessor
 WARPS, QUERIES, GATHERING = 4, 16, 4
 # bytes of shared memory that blocks have apart from what is asked for, at most
 _FIXED = 17 << 10
-# channels of a warp, at most; words of values that a block looks at
-_WIDEST, _LOOK = 128, 1 << 14
+# what is much of it
+_LARGE = 128 << 10
+# channels of a warp, at most, and of one with tensor cores; words of values that a block looks at
+_WIDEST, _TENSOR, _LOOK = 128, 64, 1 << 14
 # how much room there is beside inputs and results, compared to the inputs in float32; and of that, for sums
 _SPACE, _SHARE = 2, 0.7
 
@@ -50,17 +54,23 @@ class Plan(NamedTuple):
 
 def plan(query: Tensor, value: Tensor, terms: Terms) -> Plan | None:
     """By the sizes of a call alone, as the number of classes stays on the GPU; None, if there is no room."""
-    if _shared(terms, min(_stride(value.shape[2]), _WIDEST)) > room.device(query.device).shared - _FIXED:
-        return None
     (problems, number, dims), (_, count, channels) = query.shape, value.shape
-    most, key_most, stride = min(number, _MOST), min(count, _MOST), _stride(channels)
+    stride = _stride(channels)
+    if terms.rate and terms.below.shape[1] > _POWERS:
+        return None
+    shared = room.device(query.device).shared
+    if _shared(terms, _width(terms, stride), shared) > shared - _FIXED:
+        return None
+    most, key_most = min(number, _MOST), min(count, _MOST)
     points = dims * (2 * (_pitch(number) + _pitch(count) + most + key_most) + count * _entry(count).itemsize)
     space = max(room.WORKSPACE, 4 * problems * ((number + count) * dims + count * channels)) * _SPACE
+    # those of keys are read as they are where there is an exponential
+    kept = 0 if terms.rate else key_most
     # a row of sixteen bits, and an extra number
-    scale = space * _SHARE / (dims * (most + key_most) * (2 * stride + 4))
+    scale = space * _SHARE / (dims * (most + kept) * (2 * stride + 4))
     if scale < 1:
         return None
-    rows, key_rows = (int(scale * dims * n) for n in (most, key_most))
+    rows, key_rows = (int(scale * dims * n) for n in (most, kept))
     return Plan(room.groups(problems, points, int(space * (1 - _SHARE))), rows, key_rows, int(scale))
 
 
@@ -104,7 +114,7 @@ def _attend(
     (heads, number, dims), (_, count, channels) = query.shape, value.shape
     lines, most, key_most = heads * dims, min(number, _MOST), min(count, _MOST)
     stride = _stride(channels)
-    width = min(stride, _WIDEST)
+    width = _width(terms, stride)
     parts = stride // width
     processors, _, shared, *_ = room.device(query.device)
     half = (("BFLOAT", int(query.dtype == torch.bfloat16)), ("LONG", int(count > _SHORT)))
@@ -149,34 +159,40 @@ def _attend(
     del points
     rounds = math.ceil(heads / planned.together)
     capacity, key_capacity = min(planned.rows, lines * most), min(planned.key_rows, lines * key_most)
+    key_room = lines * key_most if terms.rate else key_capacity
     limits, offsets, key_offsets = (
         empty(rounds + 1, dtype=torch.int32), empty(lines, dtype=torch.int64), empty(lines, dtype=torch.int64)
     )  # fmt: skip
     launch.Kernel(CLASSES, "divide_rounds", counting)(
-        (1,), _THREADS, counts, key_counts, offsets, key_offsets, limits, heads, dims, capacity, key_capacity, rounds
+        (1,), _THREADS, counts, key_counts, offsets, key_offsets, limits, heads, dims, capacity, key_room, rounds
     )
     table, extras = empty(capacity, stride, dtype=query.dtype), empty(capacity, dtype=torch.float32)
-    rows, row_extras = empty(key_capacity, stride, dtype=query.dtype), empty(key_capacity, dtype=torch.float32)
-    crew, resident = crew_of(terms)
+    crew, resident, _ = crew_of(terms, shared)
     blocks = min(lines, processors * resident)
     tau = bandwidth if isinstance(bandwidth, float) else 0.0
+    points = entries, key_classes
+    given = limits, values, weight, _table(terms, query.device), None if tau else bandwidth, tau
     if terms.rate:
         source, entry = RELAX, "relax"
-        shelf = terms.below.shape[1] * (width + 1)
-        special = empty(blocks * parts * math.ceil(key_most / _KEYS) * shelf, dtype=torch.float32)
+        notes = empty(blocks * parts * math.ceil(count / _KEYS) * _sum(terms, width), dtype=torch.float32)
+        walked = *points, classes, counts, offsets, *given, notes
     else:
-        source, entry, special = ASCEND, "ascend", float(terms.constant)
-    walk = launch.Kernel(source, entry, (*half, *walking(terms, width, parts)))
-    gather = launch.Kernel(GATHER, "gather", (*half, *gathering(width, parts)))
+        source, entry = ASCEND, "ascend"
+        rows, row_extras = empty(key_capacity, stride, dtype=query.dtype), empty(key_capacity, dtype=torch.float32)
+        walked = (
+            *points, key_counts, key_offsets, classes, counts, offsets, *given, rows, row_extras, float(terms.constant)
+        )  # fmt: skip
+    walk = launch.Kernel(source, entry, (*half, *walking(terms, width, parts, shared)))
+    wide = min(stride, _WIDEST)
+    gather = launch.Kernel(GATHER, "gather", (*half, *gathering(wide, stride // wide, turned=terms.rate > 0)))
     for i in range(rounds):
         walk(
-            (blocks, parts), 32 * crew, entries, key_classes, key_counts, key_offsets, classes, counts, offsets, limits,
-            values, weight, _table(terms, query.device), None if tau else bandwidth, tau, rows, row_extras, special,
-            table, extras, i, count, dims, most, key_most, shared=_shared(terms, width),
+            (blocks, parts), 32 * crew, *walked, table, extras, i, count, dims, most, key_most,
+            shared=_shared(terms, width, shared),
         )  # fmt: skip
         gather(
-            (min(heads * math.ceil(number / WARPS / QUERIES), processors * GATHERING), parts), 32 * WARPS, ranks,
-            offsets, limits, table, extras, unfit, out, i, number, dims, ranks.shape[1], channels,
+            (min(heads * math.ceil(number / WARPS / QUERIES), processors * GATHERING), stride // wide), 32 * WARPS,
+            ranks, offsets, limits, table, extras, unfit, out, i, number, dims, ranks.shape[1], channels,
             number // group, floor,
         )  # fmt: skip
 
@@ -202,37 +218,51 @@ def _entry(count: int) -> torch.dtype:
     return torch.int64 if count > _SHORT else torch.int32
 
 
-def crew_of(terms: Terms) -> tuple[int, int]:
-    """Warps of a block that walks, and blocks of a multiprocessor; those of exponentials have two walks each."""
-    return (16, 2) if terms.rate else (8, 4) if terms.folded else (6, 4)
+def crew_of(terms: Terms, shared: int) -> tuple[int, int, int]:
+    """Warps of a block that walks, blocks of a multiprocessor, and runs, or cells, of a line for each warp."""
+    if terms.rate:
+        # as many runs as there is shared memory for: they are taken one by one, and none is waited for long
+        return 8 if shared >= _LARGE else 4, 2, max(1, 6 // terms.below.shape[1])
+    return (8, 4, 4) if terms.folded else (6, 4, 4)
 
 
-def walking(terms: Terms, width: int, parts: int) -> Defines:
+def walking(terms: Terms, width: int, parts: int, shared: int) -> Defines:
     """The macros of relax.cu and ascend.cu."""
-    (nodes, powers), (crew, resident) = terms.below.shape, crew_of(terms)
+    (nodes, powers), (crew, resident, cells) = terms.below.shape, crew_of(terms, shared)
     return (
         ("REAL", "float"), ("VEC", width // 32), ("PARTS", parts), ("NODES", nodes), ("POWERS", powers), ("HALVES", 0),
         ("RATE", int(terms.rate > 0)), ("BOTH", 0), ("COMPACT", int(terms.compact)), ("FOLDED", terms.folded),
         ("PRODUCTS", 0), ("SLOPES", 0), ("ORDERED", 0), ("CHUNK", 8), ("PASSING", 0), ("ALONG", 0),
-        ("RESIDENT", resident), ("WAY", 0), ("CREW", crew), ("CELLS", CELLS), ("VALUES", VALUES), ("RING", RING),
+        ("RESIDENT", resident), ("WAY", 0), ("CREW", crew), ("CELLS", cells), ("VALUES", VALUES), ("RING", RING),
     )  # fmt: skip
 
 
-def gathering(width: int, parts: int) -> Defines:
-    """The macros of gather.cu."""
-    return ("VEC", width // 32), ("PARTS", parts), ("WARPS", WARPS), ("QUERIES", QUERIES)
+def gathering(width: int, parts: int, turned: bool) -> Defines:
+    """The macros of gather.cu; `turned` is for channels in the order of tensor cores."""
+    return ("VEC", width // 32), ("PARTS", parts), ("WARPS", WARPS), ("QUERIES", QUERIES), ("TURNED", int(turned))
 
 
-def _shared(terms: Terms, width: int) -> int:
+def _shared(terms: Terms, width: int, shared: int) -> int:
     """The shared memory of a block that walks: stations and shelves, as in relax.cu and ascend.cu."""
-    (nodes, powers), (crew, _) = terms.below.shape, crew_of(terms)
-    numbers = powers * (width + 1)
+    (nodes, powers), (crew, _, cells) = terms.below.shape, crew_of(terms, shared)
     if terms.rate:
-        station = _KEYS * 8 * powers + 32 * _whole(8 * powers + 4, 16) + 64 * 4
-        return crew * _whole(station, 16) + 2 * crew * CELLS * 4 * numbers
+        sums = 4 * _sum(terms, width)
+        station = 2 * _KEYS * width * 2 + 5 * sums + 4 * _KEYS + 2 * _KEYS * (2 * powers + 1)
+        return crew * _whole(station, 128) + 2 * crew * cells * sums
+    numbers = powers * (width + 1)
     item = 8 if powers == 1 else _whole(4 * powers + 4, 16)
     station = (32 * nodes + 2 * RING) * item + 32 * _whole(4 * powers + 4, 8) + 64 * 4
-    return crew * _whole(station, 16) + (crew * CELLS + 2) * 8 * numbers
+    return crew * _whole(station, 16) + (crew * cells + 2) * 8 * numbers
+
+
+def _sum(terms: Terms, width: int) -> int:
+    """Numbers of a sum of relax.cu."""
+    return terms.below.shape[1] * (width + 8)
+
+
+def _width(terms: Terms, stride: int) -> int:
+    """Channels of a warp that walks."""
+    return min(stride, _TENSOR if terms.rate else _WIDEST)
 
 
 def _whole(size: int, unit: int) -> int:

@@ -1,7 +1,7 @@
 // From the means of every class, see class_line.cu, to queries: each adds up one row of every dimension, by its weight.
 //
-// Macros: those of half.cu, VEC (channels of a lane), PARTS (of the channels, each for a warp), WARPS (of a block) and
-// QUERIES (of a warp).
+// Macros: those of half.cu, VEC (channels of a lane), PARTS (of the channels, each for a warp), WARPS (of a block),
+// QUERIES (of a warp) and TURNED (channels are in the order that `store_means` of tensor.cu leaves).
 
 #include "half.cu"
 #include "search.cu"
@@ -35,6 +35,12 @@ struct alignas(2 * VEC) Packed {
 struct alignas(2 * QUERIES) Some {
     unsigned word[QUERIES / 2];
 };
+
+// The channel that stands at a place of the table: of thirty-two, the two in the first eight that a lane of tensor
+// cores has are followed by those in the next eight.
+__device__ inline int channel_at(int place) {
+    return TURNED ? place / 32 * 32 + place % 8 / 2 * 8 + place % 32 / 8 * 2 + place % 2 : place;
+}
 
 // as in quotient.cu
 __device__ inline real reciprocal(real total, real floor) {
@@ -98,19 +104,20 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
             if (first + q >= number) continue;
             bool spoilt = unfit[p * ((number + each - 1) / each) + (first + q) / each];
             real factor = spoilt ? __int_as_float(0x7fffffff) : reciprocal(all, real(floor));
-            index_t c = blockIdx.y * WIDTH + lane * VEC;
-            half_t *place = out + (p * number + first + q) * channels + c;
+            half_t *row = out + (p * number + first + q) * channels;
 #if VEC == 1
-            if (c < channels) *place = half_t(narrow(factor * sum[q][0], real(0)));
+            index_t c = blockIdx.y * WIDTH + channel_at(lane);
+            if (c < channels) row[c] = half_t(narrow(factor * sum[q][0], real(0)));
 #else
 #pragma unroll
             for (int i = 0; i < VEC; i += 2) {
+                index_t c = blockIdx.y * WIDTH + channel_at(lane * VEC + i);
                 unsigned two = narrow(factor * sum[q][i], factor * sum[q][i + 1]);
-                if (channels % 2 == 0 && c + i < channels) {
-                    *reinterpret_cast<unsigned *>(place + i) = two;
+                if (channels % 2 == 0 && c < channels) {
+                    *reinterpret_cast<unsigned *>(row + c) = two;
                 } else {
-                    if (c + i < channels) place[i] = half_t(two);
-                    if (c + i + 1 < channels) place[i + 1] = half_t(two >> 16);
+                    if (c < channels) row[c] = half_t(two);
+                    if (c + 1 < channels) row[c + 1] = half_t(two >> 16);
                 }
             }
 #endif

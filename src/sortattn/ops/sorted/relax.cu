@@ -1,340 +1,415 @@
-// The walk along lines of classes for kernels with an exponential, whose keys above count as those below do.
+// The walk along lines of sixteen-bit coordinates for kernels with an exponential, whose keys above count as those
+// below do: for every class of queries a mean of the values, see class_line.cu.
 //
-// A block has a line, which is cut into runs, and classes of keys go by blocks of thirty-two. On the way down, as their
-// rows are summed, what is above the beginning of each block within its run is left in `notes`; then the sums of whole
-// runs are summed. On the way up all keys of a block are above at first, and join those below one by one as classes
-// of queries pass them. In a block that reaches so far that digits would be lost, keys are weighed for each class.
+// A block has a line, whose keys go by stretches of thirty-two, and these by runs. What keys of other stretches give to
+// a class is known by two sums, of those below the stretch, around its first key, and of those above, around the first
+// key of the next one; what its own keys give is a product of a matrix of weights with their rows, which tensor cores
+// have. So have they the sums of a stretch. On the way down those above each stretch, within its run, are left in
+// `notes`; then the sums of whole runs are summed, and classes are served on the way up.
+//
+// Places are measured from the first key of a stretch, in units in which the exponential is 2^-x. Weights are rounded
+// to sixteen bits, so they are never small: where a class is far from all keys they are those times a power of two.
 //
 // Macros: those of class_line.cu, CELLS (runs for each warp) and RESIDENT (blocks of a multiprocessor).
 
 #include "class_line.cu"
 
-static_assert(RATE && NODES == 1, "a single node with an exponential");
+#include "tensor.cu"
 
-constexpr int KEYS = 32, RUNS = CREW * CELLS;
-typedef Numbers<real> Sums;
+static_assert(RATE && NODES == 1 && POWERS <= 8, "a single node with an exponential, and few sums of it");
 
-// A class of keys: what it gives to the sums below and above.
-struct alignas(8) Item {
-    real below[SUMS];
-    real above[SUMS];
+constexpr int RUNS = CREW * CELLS;
+// classes of a product, whose last rows are the sums of the stretch
+constexpr int CLASSES = TALL - POWERS;
+// a class that is as far from the first key of its stretch may be far from all; beyond the other a weight is zero
+constexpr float NEAR = 8.0f, FARTHEST = 300.0f;
+
+// Sums of x^l 2^-x times rows, for every power l.
+struct alignas(16) Sum {
+    Two at[POWERS][COLUMNS];
 };
-// A class of queries: what it is given by those sums, and how many keys of the block it has passed.
-struct alignas(16) Class {
-    real below[SUMS];
-    real above[SUMS];
-    int after;
-};
-struct Station {
-    Item items[KEYS];
-    Class classes[32];
-    int list[64];
+struct alignas(128) Station {
+    Brought rows[2];
+    // what is above the next stretch, as it comes from the notes
+    Sum notes[2];
+    // what is below the stretch, and above it, and above the run
+    Sum below, above, over;
+    alignas(16) real places[KEYS];
+    alignas(16) half_t weights[2 * POWERS][KEYS];
+    alignas(16) half_t scalars[KEYS];
 };
 
-typedef Shelf<real> Kept;
+__device__ inline real power_of_two(real x) {
+#ifdef __CUDA_ARCH__
+    real y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return exp2(x);
+#endif
+}
 
-// Moments of what is farther away by `distance`, see `move_side`.
-__device__ inline void fade_sums(Sums &sums, real distance, real rate) {
-    real decay = exponential(-rate * distance);
+// The kernel, sum_i at[i] x^i 2^-x.
+struct Polynomial {
+    real at[POWERS];
+
+    // without the power of two
+    __device__ real operator()(real x) const {
+        real sum = at[POWERS - 1];
 #pragma unroll
-    for (int to = SUMS - 1; to >= 0; to--) {
-        real power = real(1);
+        for (int i = POWERS - 2; i >= 0; i--) sum = sum * x + at[i];
+        return sum;
+    }
+    // what sums of x^l 2^-x give from a distance: the factors of x^l of the polynomial at x + distance, times a share
+    __device__ void expand(real distance, real share, real (&factor)[POWERS]) const {
 #pragma unroll
-        for (int from = to - 1; from >= 0; from--) {
-            power *= distance;
-            sums.mix(to, sums.at[from], sums.extra[from], power * real(binomial(to, from)));
+        for (int l = 0; l < POWERS; l++) {
+            real sum = at[POWERS - 1] * real(binomial(POWERS - 1, l));
+#pragma unroll
+            for (int i = POWERS - 2; i >= l; i--) sum = sum * distance + at[i] * real(binomial(i, l));
+            factor[l] = share == real(0) ? real(0) : share * sum;
         }
-        sums.scale(to, decay);
     }
-}
-__device__ inline void add_all(Sums &sums, const Sums &other) {
-    sums.add_rows(other);
+};
+
+// What sums of x^l 2^-x become that are farther away by a distance.
+struct Fading {
+    real decay, power[POWERS];
+
+    __device__ Fading(real distance) : decay(power_of_two(-distance)) {
+        power[0] = real(1);
 #pragma unroll
-    for (int l = 0; l < SUMS; l++) sums.extra[l] += other.extra[l];
-}
-__device__ inline void add(Sums &sum, const real *weight, const Row &row, real sign = real(1)) {
-#pragma unroll
-    for (int l = 0; l < SUMS; l++) {
-#pragma unroll
-        for (int c = 0; c < VEC; c++) sum.at[l][c] += sign * weight[l] * row.at[c];
+        for (int l = 1; l < POWERS; l++) power[l] = decay == real(0) ? real(0) : power[l - 1] * distance;
     }
+    // the l-th, from those up to it
+    __device__ real of(int l, const real (&sums)[POWERS]) const {
+        real sum = sums[0];
+        if (POWERS > 1) {
+            sum = real(0);
+#pragma unroll
+            for (int k = 0; k < POWERS; k++) {
+                real factor = real(0);
+#pragma unroll
+                for (int n = k; n < POWERS; n++) factor = n == l ? real(binomial(n, k)) * power[n - k] : factor;
+                sum += factor * sums[k];
+            }
+        }
+        return decay * sum;
+    }
+};
+
+// The same number of all powers, each of which a lane of every four has: the first one from lane / 4 = `first` on, the
+// others `way` from one to the next.
+__device__ inline void of_powers(real mine, int first, int way, int lane, real (&all)[POWERS]) {
+    all[0] = mine;
+    if (POWERS == 1) return;
+#pragma unroll
+    for (int l = 0; l < POWERS; l++) all[l] = __shfl_sync(ALL, mine, (first + way * l) * 4 + lane % 4);
 }
 
 // For every class of queries the sum of the weights, `extras`, and the mean of the rows, in the table, those of a line
-// from `offsets` on; for the lines of the heads of a round. `rows` and `row_extras` are for the sums of classes of
-// keys, from `key_offsets` on; `notes (blocks of the grid, channel blocks, blocks of keys)`.
+// from `offsets` on; for the lines of the heads of a round. `notes (blocks of the grid, channel blocks, stretches)`.
 extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
-    relax(const entry_t *entries, const half_t *key_codes, const int *key_counts, const index_t *key_offsets,
-          const half_t *codes, const int *counts, const index_t *offsets, const int *rounds, const half_t *values,
-          const real *weights, const double *numbers, const double *taus, double tau, half_t *rows, real *row_extras,
-          Kept *notes, half_t *table, real *extras, index_t round, index_t count, index_t dims, index_t most,
-          index_t key_most) {
-    extern __shared__ __align__(16) char shared[];
+    relax(const entry_t *entries, const half_t *key_codes, const half_t *codes, const int *counts,
+          const index_t *offsets, const int *rounds, const half_t *values, const real *weights, const double *numbers,
+          const double *taus, double tau, Sum *notes, half_t *table, real *extras, index_t round, index_t count,
+          index_t dims, index_t most, index_t key_most) {
+    extern __shared__ __align__(128) char shared[];
     Station *stations = reinterpret_cast<Station *>(shared);
-    Kept *lower = reinterpret_cast<Kept *>(stations + CREW), *upper = lower + RUNS;
-    __shared__ Cuts<RUNS> cuts;
-    // the first class of every run that has passed its first key
-    __shared__ int firsts[RUNS + 1];
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    Sum *lower = reinterpret_cast<Sum *>(stations + CREW), *upper = lower + RUNS;
+    // where runs begin, and behind the last one; the first class of each
+    __shared__ real edges[RUNS + 1];
+    __shared__ int firsts[RUNS + 1], next_run;
+    // a lane has two sums of a product, and of every eight channels two
+    int lane = threadIdx.x % 32, warp = own_warp(), own = lane / 4, part = lane % 4;
     Station &station = stations[warp];
     index_t stop = rounds[round + 1] * dims;
-    notes += (blockIdx.x * gridDim.y + blockIdx.y) * ((key_most + KEYS - 1) / KEYS);
+    int keys = int(count), stretches = (keys + KEYS - 1) / KEYS;
+    notes += (blockIdx.x * gridDim.y + blockIdx.y) * index_t(stretches);
+    auto begin_of = [&](int run) { return int(index_t(stretches) * run / RUNS); };
+    auto take = [&]() {
+        int run = lane == 0 ? atomicAdd(&next_run, 1) : 0;
+        return __shfl_sync(ALL, run, 0);
+    };
+    constexpr double NATURAL = 1.4426950408889634;
+    double rate = numbers[1 + POWERS] * NATURAL;
+    // a constant is the same for all dimensions, and left to the end
+    real height = POWERS == 1 ? real(numbers[1]) : real(1);
+    Polynomial kernel = {{real(1)}};
+    double scale = 1.0;
+#pragma unroll
+    for (int i = 0; POWERS > 1 && i < POWERS; i++, scale /= rate) kernel.at[i] = real(numbers[1 + i] * scale);
+
     for (index_t line = rounds[round] * dims + blockIdx.x; line < stop; line += gridDim.x) {
         index_t p = line / dims;
-        Side side;
-        side.read(numbers, taus ? taus[p] : tau, true);
-        const entry_t *line_entries = entries + line * count;
-        Classes keys = {key_codes + line * key_most, key_counts[line]}, classes = {codes + line * most, counts[line]};
-        Own own = {reinterpret_cast<const char *>(values + p * count * STRIDE + blockIdx.y * WIDTH + lane * VEC),
-                   rows + key_offsets[line] * STRIDE + blockIdx.y * WIDTH + lane * VEC, Scalars(weights, p * count),
-                   row_extras + key_offsets[line], lane};
-        half_t *sums_of = table + offsets[line] * STRIDE + blockIdx.y * WIDTH + lane * VEC;
+        Ordered points = {entries + line * count, key_codes + line * key_most, keys};
+        Classes classes = {codes + line * most, counts[line]};
+        const half_t *first_row = values + p * count * STRIDE + blockIdx.y * WIDTH;
+        Values given = {reinterpret_cast<const char *>(first_row) + lane % PIECES * 16,
+                        weights ? weights + p * count : nullptr};
+        half_t *sums_of = table + offsets[line] * STRIDE + blockIdx.y * WIDTH;
         real *extra_of = extras + offsets[line];
-        int total = keys.count, blocks = (total + KEYS - 1) / KEYS;
-        // where a block begins, and behind the last one all that comes
-        real top = max(keys.place(total - 1), classes.place(classes.count - 1));
-        auto place = [&](int block) { return block < blocks ? keys.place(block * KEYS) : top; };
-        cuts.make<KEYS>(line_entries, int(count), total);
-        if (threadIdx.x <= RUNS) {
-            int i = cuts.rank[threadIdx.x], low = 0, high = classes.count;
-            real t = place(i);
+        real unit = real(rate / (taus ? taus[p] : tau));
+        __syncthreads();
+        if (threadIdx.x == 0) next_run = 0;
+        for (int i = threadIdx.x; i <= RUNS; i += 32 * CREW) {
+            int first = begin_of(i), low = 0, high = classes.count;
+            real t = edges[i] = points.place(points.entry(first * KEYS));
             while (low < high) {
                 int half = (low + high) / 2;
-                if (side.passed(0, true, classes.place(half), t))
+                if (classes.place(half) >= t)
                     high = half;
                 else
                     low = half + 1;
             }
-            firsts[threadIdx.x] = i == 0 ? 0 : i == blocks ? classes.count : low;
-        }
-
-        // down: what is above each block, and all of the run, seen from both its ends
-        Sums above, below;
-        for (int run = cuts.take(lane); run < RUNS; run = cuts.take(lane)) {
-            int first = cuts.rank[run], block = cuts.rank[run + 1] - 1;
-            real high = place(block + 1), origin = block >= first ? place(block) : high;
-            above.clear(), below.clear();
-            auto prepare = [&](int i, int rank) {
-                real t = keys.place(rank), from = keys.place(rank / KEYS * KEYS);
-                side.weights(0, t - from, station.items[i].above, real(1), real(0));
-                side.weights(0, high - t, station.items[i].below, real(1), real(0));
-            };
-            collect(own, line_entries, cuts.key[run], cuts.key[run + 1], station.list, prepare,
-                    [&](int i, int rank, const Row &mean, real extra) {
-                        if (rank / KEYS != block) {
-                            notes[block].store(above, lane);
-                            block = rank / KEYS;
-                            real from = place(block);
-                            fade_sums(above, origin - from, side.rate);
-                            origin = from;
-                        }
-                        Item item = station.items[i];
-#pragma unroll
-                        for (int l = 0; l < SUMS; l++) {
-                            above.extra[l] += item.above[l] *= extra;
-                            below.extra[l] += item.below[l] *= extra;
-                        }
-                        add(above, item.above, mean);
-                        add(below, item.below, mean);
-                    });
-            if (first < cuts.rank[run + 1]) notes[first].store(above, lane);
-            lower[run].store(below, lane);
-            upper[run].store(above, lane);
+            firsts[i] = first == 0 ? 0 : first == stretches ? classes.count : low;
         }
         __syncthreads();
-        if (threadIdx.x == 0) cuts.next = 0;
-        // what is below a run, around its lower end, and above it, around its upper one
-        for (int side_number = warp; side_number < 2; side_number += CREW) {
-            Kept *shelves = side_number ? upper : lower;
-            Sums sum, part;
-            sum.clear();
-            for (int i = 0; i < RUNS; i++) {
-                int run = side_number ? RUNS - 1 - i : i;
-                shelves[run].load(part, lane);
+
+        // down: what is above each stretch, and all of the run, seen from both its ends
+        for (int run = take(); run < RUNS; run = take()) {
+            int first = begin_of(run), last = begin_of(run + 1);
+            real high = edges[run + 1], before = high;
+            // of the power that a lane has, what is above, and below
+            Sixteen sums = {};
+            auto store = [&](Sum &to, int second) {
+                if (own >= POWERS) return;
+#pragma unroll
+                for (int i = 0; i <= EIGHTS; i++)
+                    to.at[own][i * 4 + part] = {sums.at[i][2 * second], sums.at[i][2 * second + 1]};
+            };
+            Stretches walk(Int<-1>(), points, given, station.rows, last - 1, lane, [](int, int) {});
+            for (int stretch = last - 1; stretch >= first; stretch--) {
+                const Brought &here = walk.next(lane);
+                real t = walk.place;
+                int some = min(KEYS, keys - stretch * KEYS);
+                bool there = lane < some;
+                real origin = __shfl_sync(ALL, t, 0), end = __shfl_sync(ALL, t, some - 1);
+                real x = (t - origin) * unit, y = (end - t) * unit;
+                real up = there ? power_of_two(-x) : real(0), down = there ? power_of_two(-y) : real(0);
+#pragma unroll
+                for (int l = 0; l < POWERS; l++) {
+                    station.weights[l][lane] = half_t(narrow(up, real(0)));
+                    station.weights[POWERS + l][lane] = half_t(narrow(down, real(0)));
+                    up = up == real(0) ? real(0) : up * x, down = down == real(0) ? real(0) : down * y;
+                }
+                Columns columns[2];
+                walk.weigh(columns, station.scalars, there, lane);
                 __syncwarp();
-                shelves[run].store(sum, lane);
-                fade_sums(sum, place(cuts.rank[run + 1]) - place(cuts.rank[run]), side.rate);
-                add_all(sum, part);
+                Weights matrix[2];
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    // of eight keys, what counts above and what counts below
+                    int power = min(own, POWERS - 1) + i % 2 * POWERS;
+                    unsigned word = two_of(station.weights[power], i / 2, lane);
+                    matrix[i / 4].word[i % 4] = own < POWERS ? word : 0u;
+                }
+                Sixteen fresh = {};
+                here.add_to(fresh, matrix, columns, lane);
+                Fading above((before - origin) * unit), below((high - end) * unit);
+#pragma unroll
+                for (int i = 0; i <= EIGHTS; i++) {
+#pragma unroll
+                    for (int c = 0; c < 2; c++) {
+                        real old[POWERS], young[POWERS];
+                        of_powers(sums.at[i][c], 0, 1, lane, old);
+                        of_powers(fresh.at[i][c + 2], 0, 1, lane, young);
+                        sums.at[i][c] = above.of(own, old) + fresh.at[i][c];
+                        sums.at[i][c + 2] += below.of(own, young);
+                    }
+                }
+                before = origin;
+                store(notes[stretch], 0);
+                __syncwarp();
+            }
+            walk.end();
+            store(upper[run], 0);
+            store(lower[run], 1);
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) next_run = 0;
+        // what is below a run, around its lower end, and above it, around its upper one
+        for (int i = threadIdx.x; i < 4 * COLUMNS; i += 32 * CREW) {
+            bool down = i >= 2 * COLUMNS;
+            real state[POWERS] = {};
+            for (int k = 0; k < RUNS; k++) {
+                int run = down ? RUNS - 1 - k : k;
+                Fading fading((edges[run + 1] - edges[run]) * unit);
+                real moved[POWERS];
+#pragma unroll
+                for (int l = 0; l < POWERS; l++) {
+                    real &here = reinterpret_cast<real *>((down ? upper : lower)[run].at[l])[i % (2 * COLUMNS)];
+                    moved[l] = fading.of(l, state) + here;
+                    here = state[l];
+                }
+#pragma unroll
+                for (int l = 0; l < POWERS; l++) state[l] = moved[l];
             }
         }
         __syncthreads();
 
-        // up: block by block, with rows on their way
-        for (int run = cuts.take(lane); run < RUNS; run = cuts.take(lane)) {
-            int first = cuts.rank[run], last = cuts.rank[run + 1];
+        // up: classes of queries, stretch by stretch
+        for (int run = take(); run < RUNS; run = take()) {
+            int first = begin_of(run), last = begin_of(run + 1);
             if (first == last) continue;
-            auto row_of = [&](int i) { return own.row(min(i, total - 1)); };
-            Packed ring[RING];
-#pragma unroll
-            for (int i = 0; i < RING; i++) ring[i] = row_of(first * KEYS + i);
+            real high = edges[run + 1];
+            for (int i = lane; i < POWERS * COLUMNS; i += 32) {
+                station.below.at[0][i] = lower[run].at[0][i];
+                station.over.at[0][i] = upper[run].at[0][i];
+            }
             int at = firsts[run], end = firsts[run + 1];
-            real next = place(first), high = place(last);
-            lower[run].load(below, lane);
-            upper[run].load(above, lane);
-            Sums ahead;
-            notes[first].load(ahead, lane);
-            real next_s = at + lane < end ? classes.place(at + lane) : infinity();
-            for (int block = first; block < last; block++) {
-                int n = block * KEYS + lane;
-                bool there = n < total;
-                real origin = next, t = there ? keys.place(n) : infinity(), scalar = there ? own.extras[n] : real(0);
-                next = place(block + 1);
-                // all above, from the beginning of the block and of the next one
-                Sums entire = ahead, over = above;
-                if (block + 1 < last) notes[block + 1].load(ahead, lane);
-                fade_sums(over, high - next, side.rate);
-                Sums rest = over;
-                fade_sums(rest, next - origin, side.rate);
-                add_all(entire, rest);
-                if (block + 1 < last) add_all(over, ahead);
-                bool wide = (next - origin) * side.rate > real(4);
-                real near[SUMS], far[SUMS], share = there ? real(1) : real(0), before[SUMS], behind[SUMS];
-                real reach = there && !wide ? t - origin : real(0);
-                side.weights(0, -reach, near, share, real(0));
-                side.weights(0, reach, far, share, real(0));
-                __syncwarp();
+            // of the next classes, as it is read, so that nobody waits for it
+            half_t next_code = at + lane < end ? classes.codes[at + lane] : half_t(0);
+            Stretches walk(Int<1>(), points, given, station.rows, first, lane, [&](int to, int stretch) {
+                const Sum &note = notes[min(stretch + 1, stretches - 1)];
+                constexpr int BYTES = sizeof(Sum);
+                for (int i = lane * 16; i < BYTES; i += 512)
+                    begin_copy_around(reinterpret_cast<char *>(station.notes + to) + i,
+                                      reinterpret_cast<const char *>(&note) + i);
+            });
+            for (int stretch = first; stretch < last; stretch++) {
+                const Brought &here = walk.next(lane);
+                real t = walk.place;
+                int some = min(KEYS, keys - stretch * KEYS);
+                bool there = lane < some, final = stretch + 1 == stretches;
+                real origin = __shfl_sync(ALL, t, 0), last_key = (__shfl_sync(ALL, t, some - 1) - origin) * unit;
+                real next = final ? infinity() : __shfl_sync(ALL, walk.next_place, 0);
+                station.places[lane] = there ? (t - origin) * unit : real(3e38);
+                Columns columns[2];
+                walk.weigh(columns, station.scalars, there, lane);
+                // above the next stretch: of the run, and of those behind it
+                bool within = stretch + 1 < last;
+                Fading fading(within ? (high - next) * unit : real(0));
 #pragma unroll
-                for (int l = 0; l < SUMS; l++) {
-                    station.items[lane].below[l] = scalar * near[l], station.items[lane].above[l] = scalar * far[l];
-                    before[l] = scan(scalar * near[l], lane), behind[l] = scan(scalar * far[l], lane);
-                }
-                __syncwarp();
-                // Some classes of the block; if they are its last ones, rows of the next block are brought on their
-                // way.
-                auto go = [&](int taken, auto final) {
-                    constexpr bool FINAL = decltype(final)::value;
-                    Sums up = below, down = entire;
-                    int which = 0, due = taken ? station.classes[0].after : NEVER;
-                    auto write = [&]() {
-                        Class to = station.classes[which];
-                        Row sum = {};
+                for (int i = 0; i < (COLUMNS + 31) / 32 * 32; i += 32) {
+                    int column = min(i + lane, COLUMNS - 1);
+                    Two sum[POWERS];
 #pragma unroll
-                        for (int l = 0; l < SUMS; l++) {
+                    for (int c = 0; c < 2; c++) {
+                        real over[POWERS];
 #pragma unroll
-                            for (int c = 0; c < VEC; c++) {
-                                sum.at[c] += to.below[l] * up.at[l][c] + to.above[l] * down.at[l][c];
-                            }
-                        }
-                        *reinterpret_cast<Packed *>(sums_of + index_t(at + which) * STRIDE) = Packed::of(sum);
-                        which++;
-                        due = which < taken ? station.classes[which].after : NEVER;
-                    };
-#pragma unroll 1
-                    for (int part = 0; part < KEYS; part += RING) {
+                        for (int l = 0; l < POWERS; l++) over[l] = station.over.at[l][column].at[c];
 #pragma unroll
-                        for (int i = 0; i < RING; i++) {
-                            while (due <= part + i) write();
-                            Item item = station.items[part + i];
-                            Row row = (FINAL ? ring[i] : row_of(block * KEYS + part + i)).row();
-                            if (FINAL) ring[i] = row_of(block * KEYS + part + i + RING);
-                            add(up, item.below, row);
-                            add(down, item.above, row, real(-1));
+                        for (int l = 0; l < POWERS; l++) {
+                            real more = within ? station.notes[walk.held].at[l][column].at[c] : real(0);
+                            sum[l].at[c] = fading.of(l, over) + more;
                         }
                     }
-                    while (which < taken) write();
-                    if (FINAL) {
 #pragma unroll
-                        for (int l = 0; l < SUMS; l++) {
+                    for (int l = 0; l < POWERS; l++) station.above.at[l][column] = sum[l];
+                }
+                __syncwarp();
+                // of the keys that a lane has
+                Two x[4];
 #pragma unroll
-                            for (int c = 0; c < VEC; c++) below.at[l][c] = up.at[l][c];
+                for (int i = 0; i < 4; i++) x[i] = reinterpret_cast<const Two *>(station.places)[i * 4 + part];
+                Sixteen sums;
+                // up to so many classes, each of which a lane has: its place, and that of the next stretch from there
+                auto serve = [&](int taken, real mine, real rest, auto far) {
+                    constexpr bool FAR = decltype(far)::value;
+                    real nearest = real(0), room = real(1);
+                    if (FAR) {
+                        nearest = rest;
+                        for (int k = 0; k < some; k++) nearest = min(nearest, fabsf(mine - station.places[k]));
+                        nearest = min(nearest, FARTHEST);
+                    }
+                    // such that no weight is much larger than one
+                    if (POWERS > 1) room = real(1) / kernel(nearest + real(3));
+                    real from_below[POWERS], from_above[POWERS];
+                    kernel.expand(mine, mine < real(0) ? real(0) : room * power_of_two(nearest - mine), from_below);
+                    kernel.expand(rest, final ? real(0) : room * power_of_two(nearest - rest), from_above);
+                    real shares[2][2][POWERS];
+                    Weights matrix[2];
+#pragma unroll
+                    for (int second = 0; second < 2; second++) {
+                        int row = own + 8 * second;
+                        bool state = second && row >= CLASSES;
+#pragma unroll
+                        for (int l = 0; l < POWERS; l++) {
+                            real low = __shfl_sync(ALL, from_below[l], row), top = __shfl_sync(ALL, from_above[l], row);
+                            shares[second][0][l] = state ? real(0) : low, shares[second][1][l] = state ? real(0) : top;
                         }
+                        real point = __shfl_sync(ALL, mine, row), lift = FAR ? __shfl_sync(ALL, nearest, row) : real(0);
+                        real fitting = POWERS > 1 ? __shfl_sync(ALL, room, row) : real(1);
+                        if (state) point = last_key, lift = real(0);
+                        auto weight = [&](real place) {
+                            real away = fabsf(point - place);
+                            if (POWERS == 1) return power_of_two(lift - away);
+                            away = min(away, FARTHEST);
+                            real raised = real(1);
+#pragma unroll
+                            for (int l = 1; l < POWERS; l++) raised *= l < TALL - row ? away : real(1);
+                            return power_of_two(lift - away) * (state ? raised : fitting * kernel(away));
+                        };
+#pragma unroll
+                        for (int i = 0; i < 4; i++)
+                            matrix[i / 2].word[i % 2 * 2 + second] = narrow(weight(x[i].at[0]), weight(x[i].at[1]));
+                    }
+#pragma unroll
+                    for (int i = 0; i <= EIGHTS; i++) {
+#pragma unroll
+                        for (int k = 0; k < 4; k++) sums.at[i][k] = real(0);
+#pragma unroll
+                        for (int l = 0; l < POWERS; l++) {
+                            Two low = station.below.at[l][i * 4 + part], top = station.above.at[l][i * 4 + part];
+#pragma unroll
+                            for (int k = 0; k < 4; k++) {
+                                sums.at[i][k] += shares[k / 2][0][l] * low.at[k % 2];
+                                sums.at[i][k] += shares[k / 2][1][l] * top.at[k % 2];
+                            }
+                        }
+                    }
+                    here.add_to(sums, matrix, columns, lane);
+#pragma unroll
+                    for (int second = 0; second < 2; second++) {
+                        int row = own + 8 * second;
+                        real extra = __shfl_sync(ALL, sums.at[EIGHTS][2 * second], lane & ~3), all = height * extra;
+                        if (FAR) all *= power_of_two(-__shfl_sync(ALL, nearest, row));
+                        if (POWERS > 1) all /= __shfl_sync(ALL, room, row);
+                        if (row >= taken) continue;
+                        store_means(sums_of + index_t(at + row) * STRIDE, sums, second, reciprocal(extra), lane);
+                        if (part == 0 && blockIdx.y == 0) extra_of[at + row] = all;
                     }
                 };
-                while (true) {
-                    real s = next_s;
-                    bool in = at + lane < end && (block + 1 == last || !side.passed(0, true, s, next));
-                    unsigned waiting = ~__ballot_sync(ALL, in);
-                    int taken = waiting ? __ffs(waiting) - 1 : 32;
-                    in = lane < taken;
-                    next_s = at + taken + lane < end ? classes.place(at + taken + lane) : infinity();
-                    if (wide) {
-                        // one class after the other
-                        for (int i = 0; i < taken; i++) {
-                            real spot = __shfl_sync(ALL, s, i), factor[SUMS], over_factor[SUMS], slope[SUMS],
-                                 weight[SUMS];
-                            bool passed = spot >= origin;
-                            side.factors(passed ? spot - origin : real(0), factor, slope, passed ? real(1) : real(0));
-                            side.factors(next - spot, over_factor, slope, real(1));
-                            // the kernel itself, as what a sum around the class gives to it
-                            real kernel[SUMS], sum_extra = real(0), value = real(0), z = there ? spot - t : real(0);
-                            side.factors(real(0), kernel, slope, real(1));
-                            side.weights(0, z < real(0) ? -z : z, weight, share, real(0));
-                            Row sum = {};
-#pragma unroll
-                            for (int l = 0; l < SUMS; l++) {
-                                value += kernel[l] * weight[l];
-                                sum_extra += factor[l] * below.extra[l] + over_factor[l] * over.extra[l];
-#pragma unroll
-                                for (int c = 0; c < VEC; c++) {
-                                    sum.at[c] += factor[l] * below.at[l][c] + over_factor[l] * over.at[l][c];
-                                }
-                            }
-                            sum_extra += sum_lanes(value * scalar);
-                            real share = inverse(sum_extra);
-#pragma unroll 4
-                            for (int k = 0; k < KEYS; k++) {
-                                real mine = __shfl_sync(ALL, value * scalar, k);
-                                Row row = row_of(block * KEYS + k).row();
-#pragma unroll
-                                for (int c = 0; c < VEC; c++) sum.at[c] += mine * row.at[c];
-                            }
-#pragma unroll
-                            for (int c = 0; c < VEC; c++) sum.at[c] *= share;
-                            *reinterpret_cast<Packed *>(sums_of + index_t(at + i) * STRIDE) = Packed::of(sum);
-                            if (lane == 0 && blockIdx.y == 0) extra_of[at + i] = sum_extra;
-                        }
-                    } else {
-                        int rank = count_before(t, [&](real t) { return side.passed(0, true, s, t); });
-                        real factor[SUMS], over_factor[SUMS], slope[SUMS], extra = real(0);
-                        real y = in ? s - origin : real(0);
-                        side.factors(y < real(0) ? real(0) : y, factor, slope, in && y >= real(0) ? real(1) : real(0));
-                        side.factors(-y, over_factor, slope, in ? real(1) : real(0));
-#pragma unroll
-                        for (int l = 0; l < SUMS; l++) {
-                            real one = __shfl_sync(ALL, before[l], max(rank - 1, 0));
-                            real other = __shfl_sync(ALL, behind[l], max(rank - 1, 0));
-                            extra += factor[l] * (below.extra[l] + (rank ? one : real(0)));
-                            extra += over_factor[l] * (entire.extra[l] - (rank ? other : real(0)));
-                        }
-                        real share = inverse(extra);
-#pragma unroll
-                        for (int l = 0; l < SUMS; l++) {
-                            station.classes[lane].below[l] = share * factor[l];
-                            station.classes[lane].above[l] = share * over_factor[l];
-                        }
-                        station.classes[lane].after = rank;
-                        if (in && blockIdx.y == 0) extra_of[at + lane] = extra;
-                        __syncwarp();
-                        if (taken == 32)
-                            go(taken, Int<false>());
-                        else
-                            go(taken, Int<true>());
-                    }
+                int taken;
+                do {
+                    real s = number_of(next_code);
+                    bool in = lane < CLASSES && at + lane < end && s < next;
+                    taken = __ffs(~__ballot_sync(ALL, in)) - 1;
+                    next_code = at + taken + lane < end ? classes.codes[at + taken + lane] : half_t(0);
+                    real mine = in ? (s - origin) * unit : real(0), rest = in ? (next - s) * unit : real(0);
+                    if (__any_sync(ALL, fabsf(mine) > NEAR))
+                        serve(taken, mine, rest, Int<1>());
+                    else
+                        serve(taken, mine, rest, Int<0>());
                     at += taken;
-                    __syncwarp();
-                    if (taken < 32) break;
-                }
-                if (wide) {
-                    // all of it at once, and rows of the next block
-                    fade_sums(below, next - origin, side.rate);
-                    side.weights(0, there ? next - t : real(0), near, share, real(0));
+                } while (taken == CLASSES);
+                // keys of the stretch join those below: the power of a lane is that of its second row
+                int power = 7 - own;
+                Fading older(final ? real(0) : (next - origin) * unit);
+                Fading newer(final ? real(0) : (next - origin) * unit - last_key);
+                Two joined[EIGHTS + 1];
+                if (POWERS > 1 || power == 0) {
 #pragma unroll
-                    for (int l = 0; l < SUMS; l++) below.extra[l] += sum_lanes(scalar * near[l]);
-#pragma unroll 4
-                    for (int i = 0; i < KEYS; i++) {
-                        real weight[SUMS];
+                    for (int i = 0; i <= EIGHTS; i++) {
 #pragma unroll
-                        for (int l = 0; l < SUMS; l++) weight[l] = __shfl_sync(ALL, scalar * near[l], i);
-                        add(below, weight, row_of(block * KEYS + i).row());
+                        for (int c = 0; c < 2; c++) {
+                            real old[POWERS], young[POWERS];
+#pragma unroll
+                            for (int l = 0; l < POWERS; l++) old[l] = station.below.at[l][i * 4 + part].at[c];
+                            of_powers(sums.at[i][c + 2], 7, -1, lane, young);
+                            joined[i].at[c] = older.of(power, old) + newer.of(power, young);
+                        }
                     }
-#pragma unroll
-                    for (int i = 0; i < RING; i++) ring[i] = row_of((block + 1) * KEYS + i);
-                } else {
-#pragma unroll
-                    for (int l = 0; l < SUMS; l++) below.extra[l] += __shfl_sync(ALL, before[l], 31);
-                    fade_sums(below, next - origin, side.rate);
                 }
+                __syncwarp();
+                if (power < POWERS) {
+#pragma unroll
+                    for (int i = 0; i <= EIGHTS; i++) station.below.at[power][i * 4 + part] = joined[i];
+                }
+                __syncwarp();
             }
+            walk.end();
         }
         __syncthreads();
     }

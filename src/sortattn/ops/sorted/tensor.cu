@@ -1,0 +1,237 @@
+// Thirty-two rows of sixteen bits that a warp has in shared memory, and sums of them by tensor cores.
+//
+// A product has sixteen sums, of which a lane has two, lane / 4 and eight behind, and of every eight channels the two
+// from lane % 4 * 2 on. Behind the channels is the extra scalar, as one of eight more of which the others are zero.
+//
+// Macros: those of half.cu and track.cu, which come before.
+
+constexpr int KEYS = 32, TALL = 16, EIGHTS = WIDTH / 8;
+// two neighbouring numbers of a row; such of a row and of the extra scalar with seven zeros
+struct alignas(8) Two {
+    real at[2];
+};
+constexpr int COLUMNS = (EIGHTS + 1) * 4;
+// pieces of sixteen bytes that a row has, and rows that a warp brings at a time
+constexpr int PIECES = EIGHTS, AT_ONCE = 32 / PIECES;
+static_assert(WIDTH == 32 || WIDTH == 64, "a warp brings whole rows");
+
+// What a lane has of sixteen sums.
+struct Sixteen {
+    real at[EIGHTS + 1][4];
+};
+// Weights of sixteen sums for sixteen keys, and of these for eight channels, as tensor cores want them: neighbouring
+// keys are in one word.
+struct Weights {
+    unsigned word[4];
+};
+struct Columns {
+    unsigned word[2];
+};
+
+__device__ inline void multiply(real (&sum)[4], const Weights &a, const Columns &b) {
+#ifdef __CUDA_ARCH__
+#if BFLOAT
+#define MULTIPLY "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+#else
+#define MULTIPLY "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+#endif
+    asm(MULTIPLY "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a.word[0]), "r"(a.word[1]), "r"(a.word[2]), "r"(a.word[3]), "r"(b.word[0]), "r"(b.word[1]));
+#else
+    // what all lanes hold, for each of them to read
+    static unsigned held[32][32][6];
+    unsigned (&warp)[32][6] = held[threadIdx.x / 32];
+    int lane = threadIdx.x % 32;
+    for (int i = 0; i < 6; i++) warp[lane][i] = i < 4 ? a.word[i] : b.word[i - 4];
+    __syncwarp();
+    for (int i = 0; i < 4; i++) {
+        int row = lane / 4, column = lane % 4 * 2 + i % 2;
+        for (int k = 0; k < 16; k++) {
+            auto number = [&](unsigned word) { return widen(half_t(k % 2 ? word >> 16 : word)); };
+            unsigned left = warp[row * 4 + k % 8 / 2][k / 8 * 2 + i / 2];
+            sum[i] += number(left) * number(warp[column * 4 + k % 8 / 2][4 + k / 8]);
+        }
+    }
+    __syncwarp();
+#endif
+}
+
+// Rows in shared memory; pieces change places such that eight rows have theirs in different banks.
+struct alignas(128) Brought {
+    half_t at[KEYS * WIDTH];
+
+    __device__ static constexpr int place(int row, int piece) {
+        return row * WIDTH + (piece ^ (WIDTH == 64 ? row : row / 2) % PIECES) * 8;
+    }
+    // Rows that lanes want, one each, on their way; `start` is this lane's piece of the first row.
+    __device__ void bring(const char *start, int index, int lane) {
+        // of neighbouring groups of rows, which have the same places for their pieces every other time, or every time
+        half_t *even = at + place(lane / PIECES, lane % PIECES);
+        half_t *odd = at + place(AT_ONCE + lane / PIECES, lane % PIECES);
+#pragma unroll
+        for (int i = 0; i < 32; i += AT_ONCE) {
+            int which = __shfl_sync(ALL, index, i + lane / PIECES);
+            static_assert(place(2 * AT_ONCE, 0) == 2 * AT_ONCE * WIDTH, "twice as many rows have them at the same");
+            begin_copy_around(i / AT_ONCE % 2 ? odd + (i - AT_ONCE) * WIDTH : even + i * WIDTH,
+                              start + index_t(unsigned(which)) * (STRIDE * 2));
+        }
+    }
+    // Of sixteen keys, two times eight channels.
+    __device__ void load(Columns (&two)[2], int first_key, int first, int lane) const {
+#ifdef __CUDA_ARCH__
+        const half_t *from = at + place(first_key + lane % 16, first + lane / 16);
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(two[0].word[0]), "=r"(two[0].word[1]), "=r"(two[1].word[0]), "=r"(two[1].word[1])
+                     : "r"(unsigned(__cvta_generic_to_shared(from)))
+                     : "memory");
+#else
+        for (int i = 0; i < 4; i++) {
+            int key = first_key + i % 2 * 8 + lane % 4 * 2;
+            auto number = [&](int key) { return unsigned(at[place(key, first + i / 2) + lane / 4]); };
+            two[i / 2].word[i % 2] = number(key) | number(key + 1) << 16;
+        }
+#endif
+    }
+    // Add the rows times their weights, those of sixteen keys each, and the scalars.
+    __device__ void add_to(Sixteen &sums, const Weights (&weights)[2], const Columns (&scalars)[2], int lane) const {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+#pragma unroll
+            for (int i = 0; i < EIGHTS; i += 2) {
+                Columns two[2];
+                load(two, half * 16, i, lane);
+                multiply(sums.at[i], weights[half], two[0]);
+                multiply(sums.at[i + 1], weights[half], two[1]);
+            }
+            multiply(sums.at[EIGHTS], weights[half], scalars[half]);
+        }
+    }
+};
+
+// Words of sixteen bits of the keys that a lane has of thirty-two.
+__device__ inline unsigned two_of(const half_t *numbers, int eight, int lane) {
+    return reinterpret_cast<const unsigned *>(numbers)[eight * 4 + lane % 4];
+}
+
+// Copies to shared memory that belong together; all but the last ones are there after `wait_for_older`.
+__device__ inline void end_copies() {
+#ifdef __CUDA_ARCH__
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+__device__ inline void wait_for_older() {
+#ifdef __CUDA_ARCH__
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
+#endif
+}
+
+// The keys of a line in order, with the codes of their classes.
+struct Ordered {
+    const entry_t *entries;
+    const half_t *codes;
+    int count;
+
+    __device__ entry_t entry(int n) const { return entries[min(n, count - 1)]; }
+    __device__ static int index(entry_t entry) { return int(entry & ((entry_t(1) << INDEX) - 1)); }
+    __device__ half_t code(entry_t entry) const { return codes[int(entry >> INDEX)]; }
+    __device__ real place(entry_t entry) const { return number_of(code(entry)); }
+};
+// Their values, as a lane reads them, and their weights.
+struct Values {
+    const char *start;
+    const real *scalars;
+};
+
+// Stretches of thirty-two keys, one after the other, STEP from one to the next; rows of one are on their way while the
+// one before is summed, and points of others. `also(to, stretch)` may bring more, to one of two rooms.
+template <int STEP, typename F> struct Stretches {
+    const Ordered &points;
+    const Values &values;
+    Brought *rooms;
+    F also;
+    int coming, last, held;
+    entry_t entry, following, later;
+    half_t next_code;
+    // of the key of a lane in this stretch, and in the next one
+    real place, next_place, scalar, next_scalar;
+
+    __device__ Stretches(Int<STEP>, const Ordered &points, const Values &values, Brought *rooms, int first, int lane,
+                         F also)
+        : points(points), values(values), rooms(rooms), also(also), coming(first),
+          last((points.count + KEYS - 1) / KEYS - 1), held(0) {
+        entry = points.entry(at(0) * KEYS + lane), following = points.entry(at(1) * KEYS + lane);
+        later = points.entry(at(2) * KEYS + lane);
+        next_place = points.place(entry), next_code = points.code(following), next_scalar = scalar_of(entry);
+        bring(lane);
+    }
+    // Go on to the next stretch, whose rows are there; those behind it are brought.
+    __device__ const Brought &next(int lane) {
+        entry = following, following = later, coming += STEP;
+        later = points.entry(at(2) * KEYS + lane);
+        place = next_place, next_place = number_of(next_code), next_code = points.code(following);
+        scalar = next_scalar, next_scalar = scalar_of(entry);
+        bring(lane);
+        wait_for_older();
+        __syncwarp();
+        return rooms[held];
+    }
+    // The extra scalars of the stretch as a column, by way of `room`.
+    __device__ void weigh(Columns (&columns)[2], half_t *room, bool there, int lane) const {
+        if (values.scalars) {
+            room[lane] = half_t(narrow(there ? scalar : real(0), real(0)));
+            __syncwarp();
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            unsigned word = values.scalars ? two_of(room, i, lane) : narrow(real(1), real(1));
+            columns[i / 2].word[i % 2] = lane < 4 ? word : 0u;
+        }
+    }
+    // before other rows are brought to the same rooms
+    __device__ void end() const {
+        wait_for_copies();
+        __syncwarp();
+    }
+
+  private:
+    __device__ real scalar_of(entry_t entry) const {
+        return values.scalars ? values.scalars[Ordered::index(entry)] : real(1);
+    }
+    __device__ int at(int i) const { return min(max(coming + i * STEP, 0), last); }
+    __device__ void bring(int lane) {
+        rooms[held].bring(values.start, Ordered::index(entry), lane);
+        also(held, at(0));
+        end_copies();
+        held ^= 1;
+    }
+};
+
+// One over the sum of the weights of a mean.
+__device__ inline real reciprocal(real extra) {
+    if (extra < real(1.17549435e-38)) return real(0);
+#ifdef __CUDA_ARCH__
+    real result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(extra));
+    return result;
+#else
+    return real(1) / extra;
+#endif
+}
+
+// Two sums of a lane as means in sixteen bits, words of which are neighbours where the lane has them: `channel_of` says
+// in which order that is.
+__device__ inline void store_means(half_t *row, const Sixteen &sums, int second, real share, int lane) {
+#pragma unroll
+    for (int i = 0; i < EIGHTS; i += 4) {
+        struct alignas(16) {
+            unsigned at[4];
+        } words;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const real(&four)[4] = sums.at[i + k];
+            words.at[k] = second ? narrow(share * four[2], share * four[3]) : narrow(share * four[0], share * four[1]);
+        }
+        *reinterpret_cast<decltype(words) *>(row + i * 8 + lane % 4 * 8) = words;
+    }
+}
