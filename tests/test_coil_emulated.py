@@ -8,7 +8,7 @@ from sortattn.cuda import launch
 from sortattn.ops.sorted import cuda_coil, cuda_sort, room
 from sortattn.ops.sorted.tracks import tracks_of
 
-from .emulation.emulator import AVAILABLE, listing
+from .emulation.emulator import AVAILABLE, EmulatedKernel, listing
 from .emulation.walks import points, wind
 
 pytestmark = [
@@ -92,6 +92,31 @@ def test_lines_that_are_too_long_are_walked_as_they_are(wound):
     key[1, 3, 2], key[1, 5, 2] = 1e30, -1e30
     check(query, key, value, "add_bump")
     assert [bool(cells) for cells in wound] == [True, False, True, True, False, False]
+
+
+def test_whole_tables_of_cells_are_written(wound, monkeypatch):
+    """Those of lines that are not wound, and of cells that a line has not, are copied with the others."""
+    tables = []
+
+    class Poisoned(EmulatedKernel):
+        def __init__(self, source, entry, defines=()):
+            super().__init__(source, entry, defines)
+            self.entry = entry
+
+        def __call__(self, grid, block, *arguments, **options):
+            if self.entry == "begin_cells":
+                tables.append(arguments[2].fill_(torch.nan))
+            super().__call__(grid, block, *arguments, **options)
+            if self.entry == "begin_cells":
+                assert tables[-1].isfinite().all()
+
+    monkeypatch.setattr(launch, "Kernel", Poisoned)
+    query, key, value = points("normal", 2, 60, 70, 3, 8)
+    query[..., 1], key[..., 1] = query[..., 1] * 9, key[..., 1] * 9
+    check(query, key, value, "add_bump")
+    assert len(tables) == 1
+    assert any(wound)
+    assert not all(wound)
 
 
 def test_lines_with_queries_at_the_edge_of_all_they_see_are_not_wound(wound):

@@ -41,11 +41,12 @@ struct alignas(16) Table {
 };
 
 // Make the `table (channel blocks, heads, dims, LINE)` of what queries take from the `totals` of coil.cu; a block has a
-// line that is wound, and a thread one channel, or the extra scalars.
+// line, and a thread one channel, or the extra scalars. There are zeros for cells that a line has not, and for all of a
+// line that is not wound: `add_cells` copies whole lines, of whatever kind.
 extern "C" __global__ void __launch_bounds__(WIDTH + 32)
     begin_cells(const Winding *windings, const real *totals, real *table, index_t lines) {
     int cells = windings[blockIdx.x % lines].cells, column = threadIdx.x;
-    if (!cells || column > WIDTH) return;
+    if (column > WIDTH) return;
     const real *lower = totals + index_t(blockIdx.x) * 2 * TOTAL + column, *upper = lower + TOTAL;
     table += index_t(blockIdx.x) * LINE;
     // extra scalars of a cell are neighbours
@@ -63,13 +64,13 @@ extern "C" __global__ void __launch_bounds__(WIDTH + 32)
             return Pair{here.plain + there.plain, here.weighted + (there.plain - there.weighted)};
         };
         Pair before = {}, here = {};
-        // from the cell before the first one with keys to the one behind the last
-        for (int j = -1; j <= cells; j++) {
+        // from the cell before the first one with keys to the one behind the last, and those that are not there
+        for (int j = -1; j <= CELLS; j++) {
             Pair next = total(j + 1);
             real *to = table + (j + 1) * apart;
             to[0] = here.plain - here.weighted + before.weighted;
             to[second] = here.plain - before.plain;
-            if (extra) to[2] = before.plain + here.plain + next.plain;
+            if (extra) to[2] = before.plain + here.plain + next.plain, to[3] = real(0);
             before = here, here = next;
         }
     }

@@ -9,8 +9,13 @@ struct Turn {
 #ifdef __CUDA_ARCH__
     unsigned long long barriers[CREW];
 
+    // One thread, in a loop: the instruction has one address at a time anyway. As a condition alone it is predicated,
+    // and racecheck does not see the predicate: it takes what other threads have in that register for an address.
     __device__ void begin() {
-        if (threadIdx.x < CREW) asm volatile("mbarrier.init.shared.b64 [%0], 32;" ::"r"(of(threadIdx.x)) : "memory");
+        if (threadIdx.x != 0) return;
+#pragma unroll 1
+        for (int warp = 0; warp < CREW; warp++)
+            asm volatile("mbarrier.init.shared.b64 [%0], 32;" ::"r"(of(warp)) : "memory");
     }
     __device__ void wait(int mine) {
         if (mine == 0) return;
