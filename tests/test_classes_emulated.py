@@ -7,7 +7,7 @@ import torch
 
 import sortattn
 from sortattn.cuda import launch
-from sortattn.ops.sorted import classes, cuda_classes, room
+from sortattn.ops.sorted import classes, cuda_classes, cuda_coil, cuda_spool, room
 
 from .cases import BOX, CASES
 from .emulation.emulator import AVAILABLE, listing
@@ -105,6 +105,15 @@ def test_narrow_kernels(name, served):
     check(KERNELS[name], points("normal", 1, 150, 600, 2, 64, HALF), bandwidth=0.02)
 
 
+@pytest.mark.parametrize("name", ["add_laplace", "matern32"])
+def test_queries_far_from_all_keys_have_their_mean(name, served):
+    query, key, value = points("normal", 1, 60, 300, 1, 40, HALF)
+    # weights of these are too small for sixteen bits, above all keys, below, and between two
+    query[0, :20], query[0, 20:40] = query[0, :20] + 40, query[0, 20:40] - 40
+    key[0, :3], query[0, 40:50] = 90, query[0, 40:50] + 62
+    check(KERNELS[name], (query, key, value))
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_masks_groups_and_bandwidths_of_heads(name, served):
     query, key, value = points("normal", 4, 40, 50, 3, 8, HALF)
@@ -180,6 +189,94 @@ def test_a_query_that_sees_no_key_gets_zeros(served):
     assert not output[query[:, :, 0] > 0].any()
 
 
+@pytest.fixture
+def wound(monkeypatch):
+    """How many cells each line of a call has that is wound, and which queries are summed once more."""
+    cells, unsure = [], []
+    wind, mend = cuda_coil.wind, cuda_coil.mend
+
+    def winding(*arguments, **options):
+        windings = wind(*arguments, **options)
+        cells.extend(windings.view(torch.int32)[..., 3].flatten().tolist())
+        return windings
+
+    def mending(*arguments):
+        unsure.append(arguments[-2].clone())
+        mend(*arguments)
+
+    monkeypatch.setattr(cuda_coil, "wind", winding)
+    monkeypatch.setattr(cuda_coil, "mend", mending)
+    return cells, unsure
+
+
+@pytest.mark.parametrize("dtype", [HALF, BRAIN], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
+def test_a_few_keys_may_be_far_from_all_others(dtype, masked, served, wound):
+    query, key, value = points("normal", 1, 300, 600, 2, 40, dtype)
+    # seen by queries that see no other key, by some that do, and by none; in cells that are farther away than there are
+    far = torch.tensor([-300.0, -7.5, 6.25, 8.0, 1000.0])
+    key[0, 40:45, 0], key[0, 70:75, 1] = far, far
+    query[0, 10:15, 0], query[0, 15:20] = far + 0.25, far[:, None]
+    query[0, 20:25, 1] = far - 0.75
+    mask = {"key_mask": torch.arange(600)[None] % 5 > 0} if masked else {}
+    if masked:
+        key[0, 45, 0] = 1000.0
+    check("add_bump", (query, key, value), **mask)
+    assert wound[0] == [6, 6]
+
+
+def test_lines_with_many_keys_far_from_others_are_not_wound(served, wound):
+    query, key, value = points("normal", 1, 100, 600, 2, 40, HALF)
+    key[0, :50, 1] += 100
+    check("add_bump", (query, key, value))
+    assert wound[0] == [6, 0]
+
+
+@pytest.mark.parametrize("dtype", [HALF, BRAIN], ids=["float16", "bfloat16"])
+def test_queries_that_see_little_of_what_is_near_are_summed_key_by_key(dtype, served, wound):
+    query, key, value = points("normal", 1, 1000, 900, 1, 40, dtype)
+    # of nine hundred keys between zero and one bandwidth all but one or two are just out of sight, or all of them
+    generator = torch.Generator().manual_seed(3)
+    query, key = (1.25 * torch.rand(1, n, 1, generator=generator).to(dtype) for n in (1000, 900))
+    query[0, :6, 0] = torch.tensor([-1.245, -1.24, 2.49, 2.495, -1.25, 2.5])
+    check("add_bump", (query, key, value))
+    cells, (unsure,) = wound
+    assert cells[0] in (1, 2)
+    assert unsure[0, :4].all()
+    assert unsure.sum() < 20
+
+
+@pytest.mark.parametrize("bandwidth", [1.5, 0.3, 1e-3, 1e-38])
+@pytest.mark.parametrize("dtype", [HALF, BRAIN], ids=["float16", "bfloat16"])
+def test_all_numbers_of_sixteen_bits_in_their_order_around_the_circle(dtype, bandwidth):
+    circle = cuda_spool._circle(dtype, bandwidth, torch.device("cpu"))
+    spots, turned = circle[: 2 << 16].view(-1, 2), circle[2 << 16 :].view(torch.uint16).int()
+    parts, cells = spots[:, 0].view(torch.float32), spots[:, 1]
+    assert parts.diff().min() >= 0
+    assert parts.min() >= 0
+    assert parts.max() < 1
+    assert turned.sort().values.equal(torch.arange(1 << 16, dtype=torch.int32))
+    # codes are in the order of the numbers, and that of zero is in the middle
+    numbers = torch.tensor([0.0, 0.25, -0.25, 2.0, -60.0], dtype=dtype)
+    bits = numbers.view(torch.int16).int() & 0xFFFF
+    places = turned[torch.where(bits >= 1 << 15, 0xFFFF - bits, bits + (1 << 15))]
+    period = torch.tensor(bandwidth, dtype=torch.float32).double()
+    exact = numbers.double() / period
+    near = exact.abs() < 1e9
+    assert cells[places][near].equal(exact.floor().int()[near])
+    assert torch.allclose(parts[places][near].double(), (exact - exact.floor())[near], atol=1e-7)
+
+
+@pytest.mark.parametrize("way", ["long", "learned", "wide"])
+def test_other_lines_are_walked_by_classes(way, served, monkeypatch):
+    query, key, value = points("normal", 1, 90, 100, 2, 70 if way == "wide" else 20, HALF)
+    if way == "long":
+        monkeypatch.setattr(cuda_spool, "LONGEST", {HALF: 99})
+    check("add_bump", (query, key, value), bandwidth=torch.tensor(1.25) if way == "learned" else 1.25)
+    assert "spool" not in served
+    assert {"ascend", "gather"} <= set(served)
+
+
 @pytest.mark.parametrize("way", ["gradient", "jumps", "negative", "short", "ordered"])
 def test_other_calls_are_walked_as_before(way, served, monkeypatch):
     query, key, value = points("normal", 1, 40, 50, 2, 8, HALF)
@@ -189,7 +286,7 @@ def test_other_calls_are_walked_as_before(way, served, monkeypatch):
     if way == "negative":
         kernel = sortattn.PolynomialExponential([1.0, -1.0])
     if way == "short":
-        monkeypatch.setattr(classes, "LEAST", {HALF: (1, 41)})
+        monkeypatch.setattr(classes, "LEAST", {HALF: (41, 1)})
     if way == "gradient":
         value.requires_grad_()
     if way == "ordered":

@@ -7,7 +7,8 @@ import torch
 
 import sortattn
 from sortattn.cuda import launch
-from sortattn.ops.sorted import cuda_classes, room
+from sortattn.ops.sorted import cuda_classes, cuda_coil, cuda_spool, room
+from sortattn.ops.sorted.lines import narrow
 
 from .cases import CASES
 from .nvrtc import ARCHITECTURES, machine_code
@@ -26,7 +27,7 @@ def half(dtype=torch.float16, long=0):
 def compile_walk(name, architecture, width=64, parts=1, shared=227 << 10, **options) -> None:
     terms = KERNELS[name].terms()
     source, entry = (cuda_classes.RELAX, b"relax") if terms.rate else (cuda_classes.ASCEND, b"ascend")
-    defines = (*half(), *cuda_classes.walking(terms, width, parts, shared))
+    defines = (*half(), *cuda_classes.walking(terms, width, parts, shared), ("TURNED", 0), ("WEIGHED", 1))
     assert entry in machine_code(source, defines, architecture, **options)
 
 
@@ -49,6 +50,18 @@ def test_walks_of_few_and_many_channels_compile(name, width, parts):
     compile_walk(name, "sm_90", width, parts)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_walks_around_wound_lines_compile(architecture, dtype):
+    for width, shared, weighed in ((64, 227 << 10, False), (32, 99 << 10, True)):
+        walking = cuda_classes.walking(KERNELS["add_bump"].terms(), width, 1, shared)
+        defines = (*half(dtype), *cuda_spool.defines_of(walking, shared, weighed))
+        assert b"spool" in machine_code(cuda_spool.SOURCE, defines, architecture, entry="spool")
+    winding = ("CELLS", 6), ("STRAYS", 24), *narrow(dtype)
+    assert b"wind" in machine_code(cuda_coil.WINDING, winding, architecture)
+    assert b"mend" in machine_code(cuda_coil.MEND, cuda_coil.defines_of_means(64, dtype), architecture)
+
+
 @pytest.mark.parametrize("long", [0, 1], ids=["short", "long"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -58,9 +71,10 @@ def test_what_counts_and_gathers_compiles(architecture, dtype, long):
     for entry in (b"spread", b"look", b"rank_classes", b"arrange", b"divide_rounds"):
         assert entry in code
     for width in (32, 64, 128):
-        gathering = cuda_classes.gathering(width, 1, turned=True)
+        gathering = cuda_classes.gathering(width, 1, turned=True, marked=True)
         code = machine_code(cuda_classes.GATHER, (*defines, *gathering), architecture)
         assert b"gather" in code
+        assert b"doubt" in code
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,11 @@ template <typename T, typename U> T atomicOr(T *place, U x) {
     *place |= x;
     return before;
 }
+template <typename T, typename U> T atomicMax(T *place, U x) {
+    T before = *place;
+    if (before < T(x)) *place = x;
+    return before;
+}
 template <typename T, typename U> T atomicExch(T *place, U x) {
     T before = *place;
     *place = x;

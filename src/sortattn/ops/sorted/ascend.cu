@@ -9,11 +9,14 @@
 // A folded line (see `kernels.Terms`; there is one node, and the kernel is linear) is walked at once: below zero it is
 // what all negative keys give at zero, and a class above zero sees all keys as if they were there.
 //
-// Macros: those of class_line.cu, CELLS (for each warp) and RESIDENT (blocks of a multiprocessor).
+// Macros: those of class_line.cu and order.cu, CELLS (for each warp) and RESIDENT (blocks of a multiprocessor).
 
 #include "class_line.cu"
 
+#include "order.cu"
+
 static_assert(!RATE && FOLDED >= 0, "polynomials");
+static_assert(!TURNED || VEC <= 2, "a lane has neighbours");
 constexpr int ALL_CELLS = CREW * CELLS;
 static_assert(!FOLDED || (NODES == 1 && POWERS == 2), "a folded line has a linear kernel");
 
@@ -164,7 +167,7 @@ struct Walker {
                 }
                 passed[j] += some[j];
             }
-            if (in && blockIdx.y == 0) extras[at + lane] = extra;
+            if (in && blockIdx.y == 0) extras[at + lane] = marked(extra, false);
             real share = inverse(extra);
 #pragma unroll
             for (int l = 0; l < SUMS; l++) station.classes[lane].weight[l] = share * factor[l];
@@ -236,7 +239,7 @@ struct Walker {
 #pragma unroll
                 for (int c = 0; c < VEC; c++) sum.at[c] *= share;
                 store(before + which, sum);
-                if (lane == 0 && blockIdx.y == 0) extras[before + which] = sum_extra;
+                if (lane == 0 && blockIdx.y == 0) extras[before + which] = marked(sum_extra, false);
             }
         }
     }
@@ -252,13 +255,14 @@ struct Walker {
     }
 };
 
-// Arguments as in relax.cu.
+// Arguments as in relax.cu; means of classes of keys are in the same table, from `key_offsets` on. Lines that are wound
+// are left to spool.cu.
 extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
     ascend(const entry_t *entries, const half_t *key_codes, const int *key_counts, const index_t *key_offsets,
            const half_t *codes, const int *counts, const index_t *offsets, const int *rounds, const half_t *values,
-           const real *weights, const double *numbers, const double *taus, double tau, half_t *rows, real *row_extras,
-           double constant, half_t *table, real *extras, index_t round, index_t count, index_t dims, index_t most,
-           index_t key_most) {
+           const real *weights, const double *numbers, const double *taus, double tau, double constant,
+           const Winding *windings, half_t *table, real *extras, index_t round, index_t count, index_t dims,
+           index_t most, index_t key_most) {
     extern __shared__ __align__(16) char shared[];
     Station *stations = reinterpret_cast<Station *>(shared);
     Kept *shelves = reinterpret_cast<Kept *>(stations + CREW);
@@ -266,19 +270,20 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
     int lane = threadIdx.x % 32, warp = own_warp();
     index_t stop = rounds[round + 1] * dims;
     for (index_t line = rounds[round] * dims + blockIdx.x; line < stop; line += gridDim.x) {
+        if (is_wound(windings, line)) continue;
         index_t p = line / dims;
         Side side;
         side.read(numbers, taus ? taus[p] : tau, true);
         const entry_t *line_entries = entries + line * count;
         Classes keys = {key_codes + line * key_most, key_counts[line]}, classes = {codes + line * most, counts[line]};
         Own own = {reinterpret_cast<const char *>(values + p * count * STRIDE + blockIdx.y * WIDTH + lane * VEC),
-                   rows + key_offsets[line] * STRIDE + blockIdx.y * WIDTH + lane * VEC, Scalars(weights, p * count),
-                   row_extras + key_offsets[line], lane};
+                   table + key_offsets[line] * STRIDE + blockIdx.y * WIDTH + lane * VEC, Scalars(weights, p * count),
+                   extras + key_offsets[line], lane};
         Walker walker = {stations[warp],
                          side,
                          own,
                          keys,
-                         table + offsets[line] * STRIDE + blockIdx.y * WIDTH + lane * VEC,
+                         table + offsets[line] * STRIDE + blockIdx.y * WIDTH + place_of_channel(lane * VEC),
                          extras + offsets[line],
                          lane,
                          COMPACT ? (side.node[NODES - 1] - side.node[0]) / 4 : infinity()};

@@ -61,6 +61,11 @@ struct Own {
 // values fits.
 __device__ inline real inverse(real extra) { return extra < real(1.17549435e-38) ? real(0) : real(1) / extra; }
 
+// The extra scalar of a class, whose last bit says whether its sums have lost digits.
+__device__ inline real marked(real extra, bool unsure) {
+    return __uint_as_float((__float_as_uint(extra) & ~1u) | unsigned(unsure));
+}
+
 // Sum the rows of classes of keys, from `entries[end - 1]` down to `entries[begin]`, and store their means.
 //
 // `prepare(lane, rank)` is called for every key and `visit(i, rank, mean, weight)` for every class, with the lane of

@@ -6,6 +6,7 @@
 // Macros: those of half.cu and THREADS (of a block).
 
 #include "half.cu"
+#include "wind.cu"
 
 // words of the bitmap, and of a thread
 constexpr int WORDS = 2048, SHARE = WORDS / THREADS;
@@ -125,6 +126,16 @@ struct Bitmap {
             }
         }
     }
+    // codes by what they are on a circle, if the line is wound
+    __device__ static void turn(half_t *codes, index_t count, const half_t *turned) {
+        for (index_t n = threadIdx.x * EIGHT; n < count; n += THREADS * EIGHT) {
+            Codes some = *reinterpret_cast<const Codes *>(codes + n);
+#pragma unroll
+            for (int i = 0; i < EIGHT / 2; i++)
+                some.word[i] = turned[some.at(2 * i)] | unsigned(turned[some.at(2 * i + 1)]) << 16;
+            *reinterpret_cast<Codes *>(codes + n) = some;
+        }
+    }
     // from the codes of a line; returns the number of classes
     __device__ int fill(const half_t *codes, index_t count) {
         for (int i = threadIdx.x; i < WORDS; i += THREADS) bits[i] = 0;
@@ -174,10 +185,12 @@ struct Bitmap {
 };
 
 // Codes `(lines, pitch)` to the numbers of their classes, in place; `classes (lines, most)` are the codes of those, and
-// `counts (lines)` how many there are.
+// `counts (lines)` how many there are. Those of lines that are wound are `turned` first.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    rank_classes(half_t *codes, half_t *classes, int *counts, index_t count, index_t pitch, index_t most) {
+    rank_classes(half_t *codes, half_t *classes, int *counts, const Winding *windings, const half_t *turned,
+                 index_t count, index_t pitch, index_t most) {
     __shared__ Bitmap map;
+    if (is_wound(windings, blockIdx.x)) Bitmap::turn(codes + blockIdx.x * pitch, count, turned);
     int all = map.fill(codes + blockIdx.x * pitch, count);
     map.replace(codes + blockIdx.x * pitch, pitch, all);
     map.list(classes + blockIdx.x * most);
@@ -188,13 +201,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // counting those of every class, `room` classes at a time. They are put in order in shared memory, `stage` at a time,
 // but for a class that has more; equal ones stand as they come.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    arrange(half_t *codes, entry_t *entries, half_t *classes, int *counts, index_t count, index_t pitch, index_t most,
-            index_t room, index_t stage) {
+    arrange(half_t *codes, entry_t *entries, half_t *classes, int *counts, const Winding *windings,
+            const half_t *turned, index_t count, index_t pitch, index_t most, index_t room, index_t stage) {
     extern __shared__ __align__(16) char shared[];
     entry_t *staged = reinterpret_cast<entry_t *>(shared);
     int *places = reinterpret_cast<int *>(staged + stage);
     __shared__ Bitmap map;
     codes += blockIdx.x * pitch, entries += blockIdx.x * count;
+    if (is_wound(windings, blockIdx.x)) Bitmap::turn(codes, count, turned);
     int all = map.fill(codes, count), start = 0;
     map.replace(codes, pitch, all);
     map.list(classes + blockIdx.x * most);
@@ -250,36 +264,40 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // ---- rounds
 
-// Which heads are walked at a time: their classes of queries have no more than `room` rows together, and those of keys
-// `key_room`. `rounds (most + 1)` are the first heads, and `offsets (heads, dims)` where the rows of a line begin.
+// Which heads are walked at a time: their classes of queries have no more than `room` rows together with those of keys,
+// if these have any, on lines that are not wound. `rounds (most + 1)` are the first heads, and `offsets (heads, dims)`
+// and `key_offsets` where the rows of a line begin.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    divide_rounds(const int *counts, const int *key_counts, index_t *offsets, index_t *key_offsets, int *rounds,
-                  index_t heads, index_t dims, index_t room, index_t key_room, index_t most) {
-    __shared__ index_t sums[THREADS], key_sums[THREADS];
-    index_t used = 0, key_used = 0, round = 0;
+    divide_rounds(const int *counts, const int *key_counts, const Winding *windings, index_t *offsets,
+                  index_t *key_offsets, int *rounds, index_t heads, index_t dims, index_t room, index_t most) {
+    __shared__ index_t sums[THREADS];
+    index_t used = 0, round = 0;
+    auto rows_of_keys = [&](index_t line) {
+        return key_counts && !is_wound(windings, line) ? index_t(key_counts[line]) : index_t(0);
+    };
     if (threadIdx.x == 0) rounds[0] = 0;
     for (index_t first = 0; first < heads; first += THREADS) {
-        index_t h = first + threadIdx.x, sum = 0, key_sum = 0;
-        for (index_t d = 0; h < heads && d < dims; d++)
-            sum += counts[h * dims + d], key_sum += key_counts[h * dims + d];
+        index_t h = first + threadIdx.x, sum = 0;
+        for (index_t line = h * dims; h < heads && line < (h + 1) * dims; line++)
+            sum += counts[line] + rows_of_keys(line);
         __syncthreads();
-        sums[threadIdx.x] = sum, key_sums[threadIdx.x] = key_sum;
+        sums[threadIdx.x] = sum;
         __syncthreads();
         if (threadIdx.x == 0) {
             for (index_t i = 0; i < THREADS && first + i < heads; i++) {
-                index_t mine = sums[i], key_mine = key_sums[i];
-                if (used + mine > room || key_used + key_mine > key_room) {
-                    used = key_used = 0, rounds[++round] = int(first + i);
-                }
-                sums[i] = used, key_sums[i] = key_used;
-                used += mine, key_used += key_mine;
+                index_t mine = sums[i];
+                if (used + mine > room) used = 0, rounds[++round] = int(first + i);
+                sums[i] = used;
+                used += mine;
             }
         }
         __syncthreads();
-        sum = sums[threadIdx.x], key_sum = key_sums[threadIdx.x];
-        for (index_t d = 0; h < heads && d < dims; d++) {
-            offsets[h * dims + d] = sum, key_offsets[h * dims + d] = key_sum;
-            sum += counts[h * dims + d], key_sum += key_counts[h * dims + d];
+        sum = sums[threadIdx.x];
+        for (index_t line = h * dims; h < heads && line < (h + 1) * dims; line++) {
+            offsets[line] = sum;
+            sum += counts[line];
+            if (key_counts) key_offsets[line] = sum;
+            sum += rows_of_keys(line);
         }
     }
     if (threadIdx.x == 0) {

@@ -15,8 +15,8 @@ from ...kernels import KERNELS, SidedKernel, Terms
 from ...validation import Problem
 from ..direct import plain
 
-# queries and keys of a head from which on that is faster on an H200, without an exponential and with one
-LEAST = {torch.bfloat16: (16_384, 16_384), torch.float16: (32_768, 16_384)}
+# queries and keys of a head from which on that is faster on an H200: for walks with tensor cores, and for others
+LEAST = {torch.bfloat16: (4096, 16_384), torch.float16: (8192, 32_768)}
 
 
 def terms_of(kernel: SidedKernel) -> Terms:
@@ -38,10 +38,15 @@ def serves(problem: Problem, terms: Terms) -> bool:
     """Whether a simple call goes that way: with a kernel without jumps that is never negative."""
     if not here(problem.query, problem.dtype):
         return False
-    if min(problem.query.shape[1], problem.key.shape[1]) < LEAST[problem.dtype][terms.rate > 0]:
+    length = min(problem.query.shape[1], problem.key.shape[1])
+    if length < min(LEAST[problem.dtype]):
         return False
     from .cuda_classes import plan
+    from .cuda_spool import pitch_of
 
+    tensor = terms.rate > 0 or pitch_of(problem.value, problem.dtype, terms, problem.bandwidth) > 0
+    if length < LEAST[problem.dtype][0 if tensor else 1]:
+        return False
     return _is_mean(terms) and plan(problem.query, problem.value, terms) is not None
 
 

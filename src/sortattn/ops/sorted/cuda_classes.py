@@ -1,4 +1,7 @@
-"""Attention of 16-bit inputs on NVIDIA GPUs by classes of equal coordinates, see classes.cu, relax.cu and ascend.cu."""
+"""Attention of 16-bit inputs on NVIDIA GPUs by classes of equal coordinates, see classes.cu.
+
+Their lines are walked by relax.cu, spool.cu or ascend.cu.
+"""
 
 import math
 from pathlib import Path
@@ -11,7 +14,7 @@ from ...cuda import launch
 from ...cuda.compile import Defines
 from ...cuda.constants import kept
 from ...kernels import Terms
-from . import room
+from . import cuda_spool, room
 from .lines import Bandwidth
 
 CLASSES, RELAX, ASCEND, GATHER = (
@@ -23,10 +26,8 @@ _MOST, _SHORT = 1 << 16, 1 << 16
 _THREADS, _ROOM, _STAGE = 1024, 16 << 10, 16 << 10
 # points of a tile, as in classes.cu
 _TILE = 64
-# keys of a stretch, as in relax.cu
-_KEYS = 32
-# powers of an exponential's polynomial there, at most
-_POWERS = 8
+# keys of a stretch and powers of a polynomial, at most, as in relax.cu
+_KEYS, _POWERS = 32, 8
 # rows of values and of sums on their way in a walk
 VALUES, RING = 16, 8
 # of a block that gathers: warps, and queries of each; blocks of a multiprocessor
@@ -46,9 +47,8 @@ class Plan(NamedTuple):
 
     # heads whose points are counted and ordered at a time
     groups: list[slice]
-    # rows for classes of queries and of keys that are there at a time, and for how many heads at least
+    # rows for classes that are there at a time, and for how many heads at least
     rows: int
-    key_rows: int
     together: int
 
 
@@ -64,14 +64,13 @@ def plan(query: Tensor, value: Tensor, terms: Terms) -> Plan | None:
     most, key_most = min(number, _MOST), min(count, _MOST)
     points = dims * (2 * (_pitch(number) + _pitch(count) + most + key_most) + count * _entry(count).itemsize)
     space = max(room.WORKSPACE, 4 * problems * ((number + count) * dims + count * channels)) * _SPACE
-    # those of keys are read as they are where there is an exponential
-    kept = 0 if terms.rate else key_most
     # a row of sixteen bits, and an extra number
-    scale = space * _SHARE / (dims * (most + kept) * (2 * stride + 4))
-    if scale < 1:
+    rows = int(space * _SHARE / (2 * stride + 4))
+    # where there is an exponential, those of keys are read as they are
+    together = rows // (dims * (most + (0 if terms.rate else key_most)))
+    if not together:
         return None
-    rows, key_rows = (int(scale * dims * n) for n in (most, kept))
-    return Plan(room.groups(problems, points, int(space * (1 - _SHARE))), rows, key_rows, int(scale))
+    return Plan(room.groups(problems, points, int(space * (1 - _SHARE))), rows, together)
 
 
 @launch.foreseen
@@ -141,10 +140,16 @@ def _attend(
         """The classes of every line, and how many there are."""
         return empty(lines, most, dtype=torch.int16), empty(lines, dtype=torch.int32)
 
+    macros = walking(terms, width, parts, shared)
+    spool = windings = turned = None
+    if cuda_spool.pitch_of(value, value.dtype, terms, bandwidth):
+        spool = cuda_spool.Spool(query, key, values, weight, terms, bandwidth, half, macros)
+        windings, turned = spool.windings, spool.turned
+
     # the numbers of their classes take the place of the codes
     ranks, (classes, counts) = codes(query, number // group), lists(most)
     launch.Kernel(CLASSES, "rank_classes", counting)(
-        (lines,), _THREADS, ranks, classes, counts, number, ranks.shape[1], most
+        (lines,), _THREADS, ranks, classes, counts, windings, turned, number, ranks.shape[1], most
     )
     points, (key_classes, key_counts) = codes(key, 0), lists(key_most)
     entries = empty(lines, count, dtype=_entry(count))
@@ -153,48 +158,52 @@ def _attend(
     few = min(1.0, (shared - _FIXED) / (4 * places + stage * entries.element_size()))
     places, stage = int(few * places), int(few * stage)
     launch.Kernel(CLASSES, "arrange", counting)(
-        (lines,), _THREADS, points, entries, key_classes, key_counts, count, points.shape[1], key_most, places,
-        stage, shared=4 * places + stage * entries.element_size(),
+        (lines,), _THREADS, points, entries, key_classes, key_counts, windings, turned, count, points.shape[1],
+        key_most, places, stage, shared=4 * places + stage * entries.element_size(),
     )  # fmt: skip
     del points
     rounds = math.ceil(heads / planned.together)
-    capacity, key_capacity = min(planned.rows, lines * most), min(planned.key_rows, lines * key_most)
-    key_room = lines * key_most if terms.rate else key_capacity
-    limits, offsets, key_offsets = (
-        empty(rounds + 1, dtype=torch.int32), empty(lines, dtype=torch.int64), empty(lines, dtype=torch.int64)
-    )  # fmt: skip
+    capacity = min(planned.rows, lines * (most + (0 if terms.rate else key_most)))
+    limits, offsets = empty(rounds + 1, dtype=torch.int32), empty(lines, dtype=torch.int64)
+    key_offsets = None if terms.rate else empty(lines, dtype=torch.int64)
     launch.Kernel(CLASSES, "divide_rounds", counting)(
-        (1,), _THREADS, counts, key_counts, offsets, key_offsets, limits, heads, dims, capacity, key_room, rounds
-    )
+        (1,), _THREADS, counts, None if terms.rate else key_counts, windings, offsets, key_offsets, limits, heads, dims,
+        capacity, rounds,
+    )  # fmt: skip
     table, extras = empty(capacity, stride, dtype=query.dtype), empty(capacity, dtype=torch.float32)
     crew, resident, _ = crew_of(terms, shared)
     blocks = min(lines, processors * resident)
     tau = bandwidth if isinstance(bandwidth, float) else 0.0
-    points = entries, key_classes
+    keys, queries = (entries, key_classes), (classes, counts, offsets)
     given = limits, values, weight, _table(terms, query.device), None if tau else bandwidth, tau
     if terms.rate:
-        source, entry = RELAX, "relax"
+        source, entry, others = RELAX, "relax", ("WEIGHED", int(weight is not None))
         notes = empty(blocks * parts * math.ceil(count / _KEYS) * _sum(terms, width), dtype=torch.float32)
-        walked = *points, classes, counts, offsets, *given, notes
+        walked = *keys, *queries, *given, notes
     else:
-        source, entry = ASCEND, "ascend"
-        rows, row_extras = empty(key_capacity, stride, dtype=query.dtype), empty(key_capacity, dtype=torch.float32)
-        walked = (
-            *points, key_counts, key_offsets, classes, counts, offsets, *given, rows, row_extras, float(terms.constant)
-        )  # fmt: skip
-    walk = launch.Kernel(source, entry, (*half, *walking(terms, width, parts, shared)))
+        source, entry, others = ASCEND, "ascend", ("TURNED", int(spool is not None))
+        walked = *keys, key_counts, key_offsets, *queries, *given, float(terms.constant), windings
+    walk = launch.Kernel(source, entry, (*half, *macros, others))
     wide = min(stride, _WIDEST)
-    gather = launch.Kernel(GATHER, "gather", (*half, *gathering(wide, stride // wide, turned=terms.rate > 0)))
+    gathers = (*half, *gathering(wide, stride // wide, terms.rate > 0 or spool is not None, spool is not None))
+    gather = launch.Kernel(GATHER, "gather", gathers)
+    marks, unsure, enough = (spool.marks, spool.unsure, spool.enough) if spool else (None, None, 0.0)
     for i in range(rounds):
-        walk(
-            (blocks, parts), 32 * crew, *walked, table, extras, i, count, dims, most, key_most,
-            shared=_shared(terms, width, shared),
-        )  # fmt: skip
+        sums = table, extras, i, count, dims, most, key_most
+        if spool:
+            spool.walk((*keys, *queries), limits, *sums)
+            launch.Kernel(GATHER, "doubt", gathers)(
+                (min(lines, processors * 8),), 32 * WARPS, ranks, offsets, limits, extras, spool.doubtful, marks, i,
+                number, dims, ranks.shape[1],
+            )  # fmt: skip
+        walk((blocks, parts), 32 * crew, *walked, *sums, shared=_shared(terms, width, shared))
         gather(
             (min(heads * math.ceil(number / WARPS / QUERIES), processors * GATHERING), stride // wide), 32 * WARPS,
-            ranks, offsets, limits, table, extras, unfit, out, i, number, dims, ranks.shape[1], channels,
-            number // group, floor,
+            ranks, offsets, limits, table, extras, unfit, out, marks, unsure, i, number, dims, ranks.shape[1], channels,
+            number // group, floor, enough,
         )  # fmt: skip
+    if spool:
+        spool.mend(out)
 
 
 def _aligned(part: Tensor) -> Tensor:
@@ -237,9 +246,12 @@ def walking(terms: Terms, width: int, parts: int, shared: int) -> Defines:
     )  # fmt: skip
 
 
-def gathering(width: int, parts: int, turned: bool) -> Defines:
-    """The macros of gather.cu; `turned` is for channels in the order of tensor cores."""
-    return ("VEC", width // 32), ("PARTS", parts), ("WARPS", WARPS), ("QUERIES", QUERIES), ("TURNED", int(turned))
+def gathering(width: int, parts: int, turned: bool, marked: bool) -> Defines:
+    """The macros of gather.cu."""
+    return (
+        ("VEC", width // 32), ("PARTS", parts), ("WARPS", WARPS), ("QUERIES", QUERIES), ("TURNED", int(turned)),
+        ("MARKED", int(marked)),
+    )  # fmt: skip
 
 
 def _shared(terms: Terms, width: int, shared: int) -> int:

@@ -12,7 +12,7 @@ from ...cuda import launch
 from ...cuda.compile import Defines
 from . import room
 from .cuda_relay import defines_of, rounds_of, teams_of
-from .lines import Bandwidth
+from .lines import Bandwidth, narrow
 from .tracks import Tracks
 
 if TYPE_CHECKING:
@@ -39,6 +39,11 @@ _WINDERS, _LINES, _ADDERS, _DIMS = 512, 8, 512, 4
 _MENDERS, _LOOKED = 256, 64
 # keys and targets of the lists of a warp, 16 bytes each
 _LISTED = 34 + 64
+# what mend.cu does not need of a walk
+_PLAIN = tuple(
+    (name, 0)
+    for name in ("HALVES", "RATE", "BOTH", "FOLDED", "PRODUCTS", "SLOPES", "ORDERED", "PASSING", "ALONG", "WAY")
+) + (("NODES", 3), ("POWERS", 2), ("COMPACT", 1), ("CHUNK", 8), ("RESIDENT", 1))
 # bytes of shared memory that a block has beside these, at most
 _BATON = 8192
 
@@ -54,6 +59,11 @@ def pitch(tracks: Tracks) -> float:
     return float(nodes[2]) if alike and not any(table[3:-1:2]) else 0.0
 
 
+def height(tracks: Tracks) -> float:
+    """Of the spline: its slope between the first nodes, by cells."""
+    return float(tracks.tables[0][4]) * pitch(tracks)
+
+
 def serves(tracks: Tracks, query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether lines are wound: long enough, as many as fill the GPU, and with shared memory for their rows."""
     if query.dtype != torch.float32 or not pitch(tracks) or value.shape[2] > _WIDEST or not query.shape[1]:
@@ -65,22 +75,46 @@ def serves(tracks: Tracks, query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def wind(
-    tracks: Tracks, key: Tensor, query: Tensor, weight: Tensor | None, bandwidth: Bandwidth, slopes: bool = False
+    tracks: Tracks,
+    key: Tensor,
+    query: Tensor,
+    weight: Tensor | None,
+    bandwidth: Bandwidth,
+    slopes: bool = False,
+    cells: int = CELLS,
+    strays: int = 0,
 ) -> Tensor:
     """How every line is wound, `(P, D, 4)`, see wind.cu; keys whose weight is zero are not seen.
 
-    For `slopes` lines with many ties are not.
+    Lines with more `cells` are not, unless only so many keys are `strays`, nor, for `slopes`, such with many ties.
     """
     problems, count, dims = key.shape
     windings = torch.empty(problems, dims, 4, dtype=torch.float32, device=key.device)
     taus, tau = (None, bandwidth) if isinstance(bandwidth, float) else (bandwidth.contiguous(), 0.0)
     with launch.on(key.device):
-        launch.Kernel(WINDING, "wind", (("CELLS", CELLS),))(
+        launch.Kernel(WINDING, "wind", (("CELLS", cells), ("STRAYS", strays), *narrow(key.dtype)))(
             (problems * math.ceil(dims / _LINES),), _WINDERS, key.contiguous(), query.contiguous(),
             None if weight is None else weight.contiguous(), taus, tau, pitch(tracks), windings, count, query.shape[1],
             dims, int(slopes),
         )  # fmt: skip
     return windings
+
+
+def mend(
+    query: Tensor, key: Tensor, values: Tensor, weight: Tensor | None, tau: float, each: float, height: float,
+    unsure: Tensor, out: Tensor,
+) -> None:  # fmt: skip
+    """Means of queries of 16 bits that are `unsure`, into `out`; `values` have 32 or 64 channels."""
+    (problems, number, dims), (_, count, width) = query.shape, values.shape
+    launch.Kernel(MEND, "mend", defines_of_means(width, query.dtype))(
+        (problems * math.ceil(number / _LOOKED),), _MENDERS, query, key, values, weight, None, tau, each, height,
+        unsure, out, None, number, count, dims, out.shape[2],
+    )  # fmt: skip
+
+
+def defines_of_means(width: int, dtype: torch.dtype) -> Defines:
+    """The macros of mend.cu for 16 bits."""
+    return ("REAL", "float"), ("VEC", width // 32), ("PARTS", 1), *_PLAIN, *narrow(dtype)
 
 
 def room_of(dims: int, width: int, stride: int) -> int:
@@ -94,8 +128,7 @@ def run(walk: "Walk", walking: Defines, out: Tensor, out_extra: Tensor) -> None:
     teams = teams_of(walk, head, _WARPS, 4, _HALVES, _SHARE)
     defines = *defines_of(walking, _WARPS, teams, walk.rows.dtype), ("CELLS", CELLS)
     windings, each = walk.sources.windings, pitch(walk.tracks)
-    # the slope of the spline between its first nodes, by cells
-    scale = float(walk.tracks.tables[0][4]) * each
+    scale = height(walk.tracks)
     totals, whole = (walk.empty(walk.parts * walk.dims * size) for size in (_totals(walk.width), _line(walk.width)))
     coil = launch.Kernel(SOURCE, "coil", defines)
     unsure = torch.empty(walk.problems, walk.number, dtype=torch.bool, device=walk.rows.device)
@@ -119,6 +152,7 @@ def run(walk: "Walk", walking: Defines, out: Tensor, out_extra: Tensor) -> None:
         launch.Kernel(MEND, "mend", defines)(
             (walk.problems * math.ceil(walk.number / _LOOKED),), _MENDERS, queries, keys, walk.rows, walk.extra,
             walk.bandwidth, walk.tau, each, scale, unsure, out, out_extra, walk.number, walk.count, walk.dims,
+            walk.stride,
         )  # fmt: skip
 
 

@@ -1,9 +1,10 @@
 // From the means of every class, see class_line.cu, to queries: each adds up one row of every dimension, by its weight.
 //
 // Macros: those of half.cu, VEC (channels of a lane), PARTS (of the channels, each for a warp), WARPS (of a block),
-// QUERIES (of a warp) and TURNED (channels are in the order that `store_means` of tensor.cu leaves).
+// QUERIES (of a warp), those of order.cu and MARKED (extra scalars say which classes have lost digits, see spool.cu).
 
 #include "half.cu"
+#include "order.cu"
 #include "search.cu"
 
 typedef float real;
@@ -36,12 +37,6 @@ struct alignas(2 * QUERIES) Some {
     unsigned word[QUERIES / 2];
 };
 
-// The channel that stands at a place of the table: of thirty-two, the two in the first eight that a lane of tensor
-// cores has are followed by those in the next eight.
-__device__ inline int channel_at(int place) {
-    return TURNED ? place / 32 * 32 + place % 8 / 2 * 8 + place % 32 / 8 * 2 + place % 2 : place;
-}
-
 // as in quotient.cu
 __device__ inline real reciprocal(real total, real floor) {
     if (floor > real(0)) return real(1) / (total < floor ? floor : total);
@@ -49,11 +44,12 @@ __device__ inline real reciprocal(real total, real floor) {
 }
 
 // Queries of the heads of a round: `out (heads, number, channels)`, the mean of their rows by the extras, NaN in heads
-// that are `unfit (heads, group)`. `ranks (heads, dims, pitch)` are the classes.
+// that are `unfit (heads, group)`. `ranks (heads, dims, pitch)` are the classes. A query is `unsure (heads, number)` if
+// it has less than `enough` for every class that has lost digits, of which there are `marks (heads, number)`.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     gather(const half_t *ranks, const index_t *offsets, const int *rounds, const half_t *table, const real *extras,
-           const int *unfit, half_t *out, index_t round, index_t number, index_t dims, index_t pitch, index_t channels,
-           index_t each, double floor) {
+           const int *unfit, half_t *out, const int *marks, bool *unsure, index_t round, index_t number, index_t dims,
+           index_t pitch, index_t channels, index_t each, double floor, double enough) {
     int lane = threadIdx.x % 32, warp = own_warp();
     index_t tiles = (number + QUERIES * WARPS - 1) / (QUERIES * WARPS), begin = rounds[round];
     index_t jobs = (rounds[round + 1] - begin) * tiles;
@@ -103,6 +99,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
             for (int offset = 16; offset; offset >>= 1) all += __shfl_xor_sync(ALL, all, offset);
             if (first + q >= number) continue;
             bool spoilt = unfit[p * ((number + each - 1) / each) + (first + q) / each];
+            if (MARKED && lane == 0 && blockIdx.y == 0) {
+                index_t m = p * number + first + q;
+                unsure[m] = all < real(enough) * marks[m] && !spoilt;
+            }
             real factor = spoilt ? __int_as_float(0x7fffffff) : reciprocal(all, real(floor));
             half_t *row = out + (p * number + first + q) * channels;
 #if VEC == 1
@@ -121,6 +121,21 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
                 }
             }
 #endif
+        }
+    }
+}
+
+// Count in `marks (heads, number)`, of every query of the heads of a round, classes that have lost digits, on lines
+// that are `doubtful`.
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+    doubt(const half_t *ranks, const index_t *offsets, const int *rounds, const real *extras, const int *doubtful,
+          int *marks, index_t round, index_t number, index_t dims, index_t pitch) {
+    index_t stop = rounds[round + 1] * dims;
+    for (index_t line = rounds[round] * dims + blockIdx.x; line < stop; line += gridDim.x) {
+        if (!doubtful[line]) continue;
+        for (index_t m = threadIdx.x; m < number; m += 32 * WARPS) {
+            real extra = extras[offsets[line] + ranks[line * pitch + m]];
+            if (__float_as_uint(extra) & 1u) atomicAdd(marks + line / dims * number + m, 1);
         }
     }
 }

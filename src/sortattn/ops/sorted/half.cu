@@ -43,6 +43,24 @@ __device__ inline unsigned narrow(float low, float high) {
 #endif
 }
 
+// Products of the two numbers of words.
+__device__ inline unsigned times(unsigned one, unsigned other) {
+#ifdef __CUDA_ARCH__
+    unsigned word;
+#if BFLOAT
+    // a product alone is for newer architectures
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(word) : "r"(one), "r"(other), "r"(0x80008000u));
+#else
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(word) : "r"(one), "r"(other));
+#endif
+    return word;
+#else
+    float a, b, c, d;
+    widen(one, a, b), widen(other, c, d);
+    return narrow(a * c, b * d);
+#endif
+}
+
 // whether it is no finite number
 __device__ inline bool unfit_bits(half_t bits) {
     constexpr unsigned EXPONENT = BFLOAT ? 0x7f80 : 0x7c00;

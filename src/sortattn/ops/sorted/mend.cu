@@ -1,5 +1,5 @@
-// Queries whose sums around wound lines cancel, see cells.cu, are summed key by key: few, as lines with many are not
-// wound.
+// Queries whose sums around wound lines cancel, see cells.cu and spool.cu, are summed key by key: few, as lines with
+// many are not wound.
 //
 // Macros: those of given.cu.
 
@@ -12,12 +12,12 @@ constexpr int THREADS = 256, QUERIES = 64, SHARES = THREADS / WIDTH;
 constexpr int DIMS = 64;
 
 // For every query of `points (heads, number, dims)` that is `unsure (heads, number)`: its sums, in place of what is in
-// `out (heads, number, STRIDE)` and `out_extra (heads, number)`, of the spline of height `scale` whose ends are `pitch`
-// bandwidths away.
+// `out (heads, number, channels)` and `out_extra (heads, number)`, of the spline of height `scale` whose ends are
+// `pitch` bandwidths away; of sixteen bits the mean alone.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    mend(const real *points, const real *keys, const real *rows, const real *weights, const double *taus, double tau,
-         double pitch, double scale, const bool *unsure, real *out, real *out_extra, index_t number, index_t count,
-         index_t dims) {
+    mend(const given_t *points, const given_t *keys, const given_t *rows, const real *weights, const double *taus,
+         double tau, double pitch, double scale, const bool *unsure, given_t *out, real *out_extra, index_t number,
+         index_t count, index_t dims, index_t channels) {
     __shared__ real query[DIMS], scores[THREADS], sums[THREADS];
     index_t blocks = (number + QUERIES - 1) / QUERIES, p = blockIdx.x / blocks, first = blockIdx.x % blocks * QUERIES;
     int column = threadIdx.x % WIDTH, share = threadIdx.x / WIDTH;
@@ -36,11 +36,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             for (index_t d = 0; d < dims; d += DIMS) {
                 __syncthreads();
                 if (threadIdx.x < min(dims - d, index_t(DIMS)))
-                    query[threadIdx.x] = points[(p * number + m) * dims + d + threadIdx.x];
+                    query[threadIdx.x] = widen(points[(p * number + m) * dims + d + threadIdx.x]);
                 __syncthreads();
                 for (int k = 0; n < count && k < min(dims - d, index_t(DIMS)); k++) {
                     // little may be left of the period
-                    double left = period - fabs(double(query[k]) - double(keys[n * dims + d + k]));
+                    double left = period - fabs(double(query[k]) - double(widen(keys[n * dims + d + k])));
                     if (left > 0.0) score += real(left * inverse);
                 }
             }
@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             __syncthreads();
             for (int i = share; i < THREADS && tile + i < count; i += SHARES) {
                 // a row that is not seen may be anything
-                if (scores[i] != real(0)) sum += scores[i] * rows[(tile + i) * STRIDE + column];
+                if (scores[i] != real(0)) sum += scores[i] * widen(rows[(tile + i) * STRIDE + column]);
             }
         }
         auto reduced = [&](real x, int some) {
@@ -61,8 +61,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             return all;
         };
         sum = reduced(sum, WIDTH);
-        if (share == 0) out[(p * number + m) * STRIDE + column] = sum;
         total = reduced(total, 1);
+#if NARROW
+        real mean = total < real(1.17549435e-38) ? real(0) : sum / total;
+        if (share == 0 && column < channels) out[(p * number + m) * channels + column] = given_t(narrow(mean, real(0)));
+#else
+        if (share == 0) out[(p * number + m) * channels + column] = sum;
         if (threadIdx.x == 0) out_extra[p * number + m] = total;
+#endif
     }
 }

@@ -98,6 +98,10 @@ struct Fading {
     }
 };
 
+struct Coordinate {
+    __device__ real operator()(half_t code) const { return number_of(code); }
+};
+
 // The same number of all powers, each of which a lane of every four has: the first one from lane / 4 = `first` on, the
 // others `way` from one to the next.
 __device__ inline void of_powers(real mine, int first, int way, int lane, real (&all)[POWERS]) {
@@ -146,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
         Classes classes = {codes + line * most, counts[line]};
         const half_t *first_row = values + p * count * STRIDE + blockIdx.y * WIDTH;
         Values given = {reinterpret_cast<const char *>(first_row) + lane % PIECES * 16,
-                        weights ? weights + p * count : nullptr};
+                        WEIGHED ? weights + p * count : nullptr};
         half_t *sums_of = table + offsets[line] * STRIDE + blockIdx.y * WIDTH;
         real *extra_of = extras + offsets[line];
         real unit = real(rate / (taus ? taus[p] : tau));
@@ -154,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
         if (threadIdx.x == 0) next_run = 0;
         for (int i = threadIdx.x; i <= RUNS; i += 32 * CREW) {
             int first = begin_of(i), low = 0, high = classes.count;
-            real t = edges[i] = points.place(points.entry(first * KEYS));
+            real t = edges[i] = number_of(points.code(points.entry(first * KEYS)));
             while (low < high) {
                 int half = (low + high) / 2;
                 if (classes.place(half) >= t)
@@ -178,10 +182,10 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                 for (int i = 0; i <= EIGHTS; i++)
                     to.at[own][i * 4 + part] = {sums.at[i][2 * second], sums.at[i][2 * second + 1]};
             };
-            Stretches walk(Int<-1>(), points, given, station.rows, last - 1, lane, [](int, int) {});
+            Stretches walk(Int<-1>(), points, given, station.rows, last - 1, lane, Coordinate(), [](int, int) {});
             for (int stretch = last - 1; stretch >= first; stretch--) {
                 const Brought &here = walk.next(lane);
-                real t = walk.place;
+                real t = walk.point;
                 int some = min(KEYS, keys - stretch * KEYS);
                 bool there = lane < some;
                 real origin = __shfl_sync(ALL, t, 0), end = __shfl_sync(ALL, t, some - 1);
@@ -258,9 +262,8 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                 station.over.at[0][i] = upper[run].at[0][i];
             }
             int at = firsts[run], end = firsts[run + 1];
-            // of the next classes, as it is read, so that nobody waits for it
-            half_t next_code = at + lane < end ? classes.codes[at + lane] : half_t(0);
-            Stretches walk(Int<1>(), points, given, station.rows, first, lane, [&](int to, int stretch) {
+            real next_s = at + lane < end ? classes.place(at + lane) : real(0);
+            Stretches walk(Int<1>(), points, given, station.rows, first, lane, Coordinate(), [&](int to, int stretch) {
                 const Sum &note = notes[min(stretch + 1, stretches - 1)];
                 constexpr int BYTES = sizeof(Sum);
                 for (int i = lane * 16; i < BYTES; i += 512)
@@ -269,11 +272,11 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
             });
             for (int stretch = first; stretch < last; stretch++) {
                 const Brought &here = walk.next(lane);
-                real t = walk.place;
+                real t = walk.point;
                 int some = min(KEYS, keys - stretch * KEYS);
                 bool there = lane < some, final = stretch + 1 == stretches;
                 real origin = __shfl_sync(ALL, t, 0), last_key = (__shfl_sync(ALL, t, some - 1) - origin) * unit;
-                real next = final ? infinity() : __shfl_sync(ALL, walk.next_place, 0);
+                real next = final ? infinity() : __shfl_sync(ALL, walk.next_point, 0);
                 station.places[lane] = there ? (t - origin) * unit : real(3e38);
                 Columns columns[2];
                 walk.weigh(columns, station.scalars, there, lane);
@@ -373,16 +376,19 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                 };
                 int taken;
                 do {
-                    real s = number_of(next_code);
+                    real s = next_s;
                     bool in = lane < CLASSES && at + lane < end && s < next;
                     taken = __ffs(~__ballot_sync(ALL, in)) - 1;
-                    next_code = at + taken + lane < end ? classes.codes[at + taken + lane] : half_t(0);
+                    half_t code = at + taken + lane < end ? classes.codes[at + taken + lane] : half_t(0);
                     real mine = in ? (s - origin) * unit : real(0), rest = in ? (next - s) * unit : real(0);
                     if (__any_sync(ALL, fabsf(mine) > NEAR))
                         serve(taken, mine, rest, Int<1>());
                     else
                         serve(taken, mine, rest, Int<0>());
                     at += taken;
+                    // before other loads begin, which one that waits for this would wait for too
+                    arrive(code);
+                    next_s = number_of(code);
                 } while (taken == CLASSES);
                 // keys of the stretch join those below: the power of a lane is that of its second row
                 int power = 7 - own;

@@ -3,7 +3,7 @@
 // A product has sixteen sums, of which a lane has two, lane / 4 and eight behind, and of every eight channels the two
 // from lane % 4 * 2 on. Behind the channels is the extra scalar, as one of eight more of which the others are zero.
 //
-// Macros: those of half.cu and track.cu, which come before.
+// Macros: those of half.cu and track.cu, which come before, and WEIGHED (whether keys have weights, zero or one).
 
 constexpr int KEYS = 32, TALL = 16, EIGHTS = WIDTH / 8;
 // two neighbouring numbers of a row; such of a row and of the extra scalar with seven zeros
@@ -135,7 +135,6 @@ struct Ordered {
     __device__ entry_t entry(int n) const { return entries[min(n, count - 1)]; }
     __device__ static int index(entry_t entry) { return int(entry & ((entry_t(1) << INDEX) - 1)); }
     __device__ half_t code(entry_t entry) const { return codes[int(entry >> INDEX)]; }
-    __device__ real place(entry_t entry) const { return number_of(code(entry)); }
 };
 // Their values, as a lane reads them, and their weights.
 struct Values {
@@ -143,48 +142,53 @@ struct Values {
     const real *scalars;
 };
 
-// Stretches of thirty-two keys, one after the other, STEP from one to the next; rows of one are on their way while the
-// one before is summed, and points of others. `also(to, stretch)` may bring more, to one of two rooms.
-template <int STEP, typename F> struct Stretches {
+// Stretches of thirty-two keys, one after the other, STEP from one to the next. While one is summed, rows of the next
+// one are on their way, and what leads to those behind it: `find(code)` is the point of a class. `also(to, stretch)`
+// may bring more, to one of two rooms.
+template <int STEP, typename Find, typename Also> struct Stretches {
     const Ordered &points;
     const Values &values;
     Brought *rooms;
-    F also;
-    int coming, last, held;
-    entry_t entry, following, later;
-    half_t next_code;
-    // of the key of a lane in this stretch, and in the next one
-    real place, next_place, scalar, next_scalar;
+    Find find;
+    Also also;
+    int coming, last, held = 0;
+    // of the stretches behind this one
+    entry_t entry, second, third;
+    half_t code;
+    // of the key of a lane in this stretch, in the next one, and behind it
+    decltype(Find()(half_t())) point, next_point, later_point;
+    real scalar, next_scalar;
 
     __device__ Stretches(Int<STEP>, const Ordered &points, const Values &values, Brought *rooms, int first, int lane,
-                         F also)
-        : points(points), values(values), rooms(rooms), also(also), coming(first),
-          last((points.count + KEYS - 1) / KEYS - 1), held(0) {
-        entry = points.entry(at(0) * KEYS + lane), following = points.entry(at(1) * KEYS + lane);
-        later = points.entry(at(2) * KEYS + lane);
-        next_place = points.place(entry), next_code = points.code(following), next_scalar = scalar_of(entry);
-        bring(lane);
+                         Find find, Also also)
+        : points(points), values(values), rooms(rooms), find(find), also(also), coming(first),
+          last((points.count + KEYS - 1) / KEYS - 1) {
+        entry_t now = entry_at(0, lane);
+        entry = entry_at(1, lane), second = entry_at(2, lane), third = entry_at(3, lane);
+        next_point = find(points.code(now)), later_point = find(points.code(entry)), code = points.code(second);
+        next_scalar = scalar_of(now);
+        bring(now, lane);
     }
     // Go on to the next stretch, whose rows are there; those behind it are brought.
     __device__ const Brought &next(int lane) {
-        entry = following, following = later, coming += STEP;
-        later = points.entry(at(2) * KEYS + lane);
-        place = next_place, next_place = number_of(next_code), next_code = points.code(following);
+        coming += STEP;
+        point = next_point, next_point = later_point, later_point = find(code), code = points.code(third);
         scalar = next_scalar, next_scalar = scalar_of(entry);
-        bring(lane);
+        bring(entry, lane);
+        entry = second, second = third, third = entry_at(3, lane);
         wait_for_older();
         __syncwarp();
         return rooms[held];
     }
     // The extra scalars of the stretch as a column, by way of `room`.
     __device__ void weigh(Columns (&columns)[2], half_t *room, bool there, int lane) const {
-        if (values.scalars) {
+        if (WEIGHED) {
             room[lane] = half_t(narrow(there ? scalar : real(0), real(0)));
             __syncwarp();
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            unsigned word = values.scalars ? two_of(room, i, lane) : narrow(real(1), real(1));
+            unsigned word = WEIGHED ? two_of(room, i, lane) : narrow(real(1), real(1));
             columns[i / 2].word[i % 2] = lane < 4 ? word : 0u;
         }
     }
@@ -195,17 +199,23 @@ template <int STEP, typename F> struct Stretches {
     }
 
   private:
-    __device__ real scalar_of(entry_t entry) const {
-        return values.scalars ? values.scalars[Ordered::index(entry)] : real(1);
-    }
+    __device__ real scalar_of(entry_t entry) const { return WEIGHED ? values.scalars[Ordered::index(entry)] : real(1); }
     __device__ int at(int i) const { return min(max(coming + i * STEP, 0), last); }
-    __device__ void bring(int lane) {
+    __device__ entry_t entry_at(int i, int lane) const { return points.entry(at(i) * KEYS + lane); }
+    __device__ void bring(entry_t entry, int lane) {
         rooms[held].bring(values.start, Ordered::index(entry), lane);
         also(held, at(0));
         end_copies();
         held ^= 1;
     }
 };
+
+// Have what was read, here and not before: the compiler would take it apart as soon as it is read, and wait for it.
+__device__ inline void arrive(half_t &code) {
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+h"(code));
+#endif
+}
 
 // One over the sum of the weights of a mean.
 __device__ inline real reciprocal(real extra) {
@@ -219,8 +229,7 @@ __device__ inline real reciprocal(real extra) {
 #endif
 }
 
-// Two sums of a lane as means in sixteen bits, words of which are neighbours where the lane has them: `channel_of` says
-// in which order that is.
+// Two sums of a lane as means in sixteen bits, in the order of order.cu.
 __device__ inline void store_means(half_t *row, const Sixteen &sums, int second, real share, int lane) {
 #pragma unroll
     for (int i = 0; i < EIGHTS; i += 4) {
