@@ -38,6 +38,8 @@ constexpr float OUTLIER = KIND == ADD_RIESZ ? 32.0f : 64.0f;
 constexpr int FEWEST_DIMS = 32;
 // sums of e^-|s - t| as factors and distances of fixed points are measured from the first key
 constexpr bool ORIGIN = KIND == ADD_LAPLACE || KIND == LAPLACE;
+// One warp reads what survey.cu found, and the others need not wait for each other; `add_bump` is slower with it.
+constexpr bool ONE_READS = KIND != ADD_BUMP;
 
 // what a group of warps has of the keys
 struct Tile {
@@ -110,9 +112,13 @@ inline void look_at(const Rows &rows, const float *origin, Found &found) {
 // or, in a short head, by looking at all of it. A barrier follows.
 inline void look_around(Shared &shared, const Found *found, const Rows &queries, const Rows &keys, const Rows &values,
                         int first, int each, int heads, int slices) {
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, thread = threadIdx.x;
+    for (int d = thread; ORIGIN && d < CHUNKS * WIDTH; d += ALL)
+        shared.origin[d] = d < keys.width && keys.count ? keys.start[d] : 0.0f;
     Found points = {}, numbers = {};
+    bool alone = ONE_READS && found;
     if (found) {
+        if (alone && warp) return;
         wait_for_launch_before();
         int parts = (heads + 2) * slices;
         for (int i = lane; warp == 0 && i < parts; i += 32) {
@@ -129,17 +135,21 @@ inline void look_around(Shared &shared, const Found *found, const Rows &queries,
         look_at(values, nullptr, numbers);
     }
     points = join_lanes(points), numbers = join_lanes(numbers);
-    if (lane == 0) shared.parts[0][warp] = points, shared.parts[1][warp] = numbers;
-    __syncthreads();
-    for (int w = 0; w < ALL / 32; ++w)
-        if (w != warp) join(points, shared.parts[0][w]), join(numbers, shared.parts[1][w]);
-    int thread = threadIdx.x;
-    if (thread < OWN) {
-        float most = fmaxf(points.largest, numbers.largest);
-        int row = min(first + thread, queries.count - 1);
-        if (heads > 1) most = fmaxf(most, largest(found + row / each * slices, slices));
-        shared.spoilt[thread] = poison(most);
+    if (!alone) {
+        if (lane == 0) shared.parts[0][warp] = points, shared.parts[1][warp] = numbers;
+        __syncthreads();
+        for (int w = 0; w < ALL / 32; ++w)
+            if (w != warp) join(points, shared.parts[0][w]), join(numbers, shared.parts[1][w]);
     }
+    auto spoil = [&](int i) {
+        float most = fmaxf(points.largest, numbers.largest);
+        int row = min(first + i, queries.count - 1);
+        if (heads > 1) most = fmaxf(most, largest(found + row / each * slices, slices));
+        shared.spoilt[i] = poison(most);
+    };
+    if (thread < OWN) spoil(thread);
+    if constexpr (ONE_READS && OWN > 32)
+        if (alone) spoil(thread + 32);
     if (thread == 0) {
         int exponent;
         frexp(numbers.largest, &exponent);
@@ -147,8 +157,6 @@ inline void look_around(Shared &shared, const Found *found, const Rows &queries,
         shared.reach = points.reach;
         shared.mean = points.sum / (float(queries.count + keys.count) * keys.width);
     }
-    for (int d = thread; ORIGIN && d < CHUNKS * WIDTH; d += ALL)
-        shared.origin[d] = d < keys.width && keys.count ? keys.start[d] : 0.0f;
 }
 
 // The edge of a bump times 2^-125, from the bits of an argument by integers: so it stays in a register that all threads

@@ -158,6 +158,35 @@ inline void pairs(const Shared &shared, const Tile &tile, int count, Op op) {
         for (int i = 0; i < TIMES; ++i) pairs_at<N, R, J>(shared, tile, d + i * N, op);
 }
 
+// sums += what two dimensions add of which the rows have factors from `d` on: e^-|s - t| is e^t e^-s, times e^2(s - t)
+// if that is below one. Three instructions on one pipe; what reads three registers takes two cycles, but for e^t, which
+// queries of a key share, if it is the same as in the instruction before: so those of a kind stand together.
+template <int R, int J>
+inline void add_products(const Shared &shared, const Tile &tile, int d, float (&sums)[4][EACH]) {
+    Place place;
+    const float *own = shared.query + place.row(0) * POINTS + d, *other = tile.key + place.column(0) * POINTS + d;
+    float4 mine[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) mine[r] = *reinterpret_cast<const float4 *>(own + r * 8 * POINTS);
+#pragma unroll
+    for (int j = 0; j < J; ++j) {
+        float4 yours = *reinterpret_cast<const float4 *>(other + (j / 2 * 8 + j % 2) * POINTS);
+        float x[R], y[R];
+#pragma unroll
+        for (int r = 0; r < R; ++r) x[r] = __saturatef(mine[r].y * yours.x);
+#pragma unroll
+        for (int r = 0; r < R; ++r) y[r] = __saturatef(mine[r].w * yours.z);
+#pragma unroll
+        for (int r = 0; r < R; ++r) x[r] *= mine[r].x;
+#pragma unroll
+        for (int r = 0; r < R; ++r) y[r] *= mine[r].z;
+#pragma unroll
+        for (int r = 0; r < R; ++r) sums[r][j] = fmaf(yours.y, x[r], sums[r][j]);
+#pragma unroll
+        for (int r = 0; r < R; ++r) sums[r][j] = fmaf(yours.w, y[r], sums[r][j]);
+    }
+}
+
 // sums += what `count` dimensions add
 template <int R, int J> inline void add_terms_of(const Shared &shared, const Tile &tile, int count,
                                                  const Setting &setting, float (&sums)[4][EACH]) {
@@ -192,15 +221,11 @@ template <int R, int J> inline void add_terms_of(const Shared &shared, const Til
     }
     if constexpr (FACTORS) {
         if (setting.quick) {
-            // e^-|s - t| is e^t e^-s, times e^2(s - t) if that is below one: three instructions on one pipe, of which
-            // the one with three numbers shares e^t with those of other queries, and need not read it again
-            auto product = [&](int r, int j, const float *own, const float *other) {
-#pragma unroll
-                for (int e = 0; e < 4; e += 2)
-                    sums[r][j] = fmaf(other[e + 1], own[e] * __saturatef(own[e + 1] * other[e]), sums[r][j]);
-            };
             if constexpr (ROOMY) {
-                pairs<4, R, J, 2>(shared, tile, 2 * count, product);
+#pragma unroll 1
+                for (int d = 0; d < 2 * count; d += 8)
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) add_products<R, J>(shared, tile, d + 4 * i, sums);
                 return;
             }
             auto exponential = [&](int r, int j, const float *own, const float *other) {
@@ -213,11 +238,11 @@ template <int R, int J> inline void add_terms_of(const Shared &shared, const Til
             for (int d = 0; d < (count + GROUP - 1) / GROUP * NUMBERS; d += NUMBERS) {
                 // in the middle of the others, so that both pipes have work
 #pragma unroll
-                for (int at = 0; at < FACTOR_DIMS; at += 4) pairs_at<4, R, J>(shared, tile, d + at, product);
+                for (int at = 0; at < FACTOR_DIMS; at += 4) add_products<R, J>(shared, tile, d + at, sums);
                 pairs_at<4, R, J>(shared, tile, d + 2 * FACTOR_DIMS, exponential);
 #pragma unroll
                 for (int at = FACTOR_DIMS; at < 2 * FACTOR_DIMS; at += 4)
-                    pairs_at<4, R, J>(shared, tile, d + at, product);
+                    add_products<R, J>(shared, tile, d + at, sums);
             }
             return;
         }
