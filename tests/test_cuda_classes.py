@@ -7,11 +7,12 @@ import torch
 
 import sortattn
 from sortattn.cuda import launch
-from sortattn.ops.sorted import cuda_classes, cuda_coil, cuda_spool, room
+from sortattn.ops.sorted import classes, cuda_classes, cuda_coil, cuda_spool, room
 from sortattn.ops.sorted.lines import narrow
 
 from .cases import CASES
 from .nvrtc import ARCHITECTURES, machine_code
+from .test_classes_emulated import check, points
 from .test_cuda_memory import Meter, size_of
 
 pytest.importorskip("cuda.core")
@@ -99,3 +100,18 @@ def test_a_walk_that_shared_memory_has_no_room_for_goes_another_way(monkeypatch)
         for shared, served in ((least - 19 << 10, False), (least << 10, True)):
             monkeypatch.setattr(room, "device", lambda device, shared=shared: room.Device(132, 50 << 20, shared))
             assert (cuda_classes.plan(query, value, KERNELS[name].terms()) is not None) == served
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
+@pytest.mark.parametrize("kind", ["normal", "ties", "shifted", "far", "one sided", "apart", "equal"])
+@pytest.mark.parametrize("name", KERNELS)
+def test_calls_by_classes_match_the_definition(name, kind, masked, dtype, device, monkeypatch):
+    if device != "cuda":
+        pytest.skip("needs a GPU; tests/test_classes_emulated.py has these calls without one")
+    monkeypatch.setattr(classes, "LEAST", dict.fromkeys(classes.LEAST, (1, 1)))
+    for rows, columns, dims, channels in ((300, 2000, 3, 64), (1500, 700, 5, 20), (40, 33, 70, 70)):
+        given = [part.to(device) for part in points(kind, 2, rows, columns, dims, channels, dtype)]
+        options = {"key_mask": torch.arange(columns, device=device)[None] % 7 > 0} if masked else {}
+        check(KERNELS[name], given, **options)
