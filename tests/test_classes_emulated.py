@@ -114,6 +114,13 @@ def test_queries_far_from_all_keys_have_their_mean(name, served):
     check(KERNELS[name], (query, key, value))
 
 
+def test_a_polynomial_may_keep_weights_from_being_too_small(served):
+    query, key, value = points("normal", 1, 20, 300, 1, 40, HALF)
+    # the exponential is 1e-39, and the polynomial 2,800 times as large
+    query, key = 112 + query / 16, key / 16
+    check(CASES["matern52"].kernel, (query, key, value))
+
+
 @pytest.mark.parametrize("name", KERNELS)
 def test_masks_groups_and_bandwidths_of_heads(name, served):
     query, key, value = points("normal", 4, 40, 50, 3, 8, HALF)

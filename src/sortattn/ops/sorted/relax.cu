@@ -45,7 +45,8 @@ __device__ inline real power_of_two(real x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 #else
-    return exp2(x);
+    real y = exp2(x);
+    return y < real(1.17549435e-38) ? real(0) : y;
 #endif
 }
 
@@ -367,8 +368,12 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                     for (int second = 0; second < 2; second++) {
                         int row = own + 8 * second;
                         real extra = __shfl_sync(ALL, sums.at[EIGHTS][2 * second], lane & ~3), all = height * extra;
-                        if (FAR) all *= power_of_two(-__shfl_sync(ALL, nearest, row));
                         if (POWERS > 1) all /= __shfl_sync(ALL, room, row);
+                        if (FAR) {
+                            // twice, as the whole of it may be too small where the product is not
+                            real root = power_of_two(real(-0.5) * __shfl_sync(ALL, nearest, row));
+                            all = all * root * root;
+                        }
                         if (row >= taken) continue;
                         store_means(sums_of + index_t(at + row) * STRIDE, sums, second, reciprocal(extra), lane);
                         if (part == 0 && blockIdx.y == 0) extra_of[at + row] = all;
