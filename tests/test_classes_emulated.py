@@ -216,6 +216,52 @@ def wound(monkeypatch):
     return cells, unsure
 
 
+@pytest.mark.parametrize(("dtype", "far"), [(HALF, -6e4), (BRAIN, -1e8), (BRAIN, -3e38)])
+@pytest.mark.parametrize("name", ["add_laplace", "matern32"])
+def test_a_key_far_away_costs_the_others_no_digits(name, dtype, far, served):
+    query, key, value = points("normal", 1, 60, 600, 1, 40, dtype)
+    # these are among the keys of one stretch with it
+    query, key[0, 5] = query / 8 - 3, far
+    check(KERNELS[name], (query, key, value), bandwidth=0.3 if dtype == HALF else 1.0)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_keys_that_are_masked_need_not_be_near_others(name, served):
+    query, key, value = points("normal", 1, 60, 600, 1, 40, HALF)
+    # the mean of all, where masked ones are put, is far from each
+    key[0, ::2], key[0, 1::2] = key[0, ::2] + 30, key[0, 1::2] - 30
+    mask = torch.arange(600)[None] % 3 > 0
+    check(KERNELS[name], (query / 2, key, value), bandwidth=32.0 if name == "add_bump" else 1.0, key_mask=mask)
+
+
+def test_an_infinite_number_of_bandwidths_is_far(served):
+    query, key, value = points("normal", 1, 20, 30, 1, 8, HALF)
+    key[0, :20] = query[0]
+    check("add_laplace", (query, key, value), bandwidth=1e-39)
+
+
+def test_keys_too_far_to_have_a_cell_are_on_no_wound_line(served, wound):
+    query, key, value = points("normal", 1, 60, 600, 1, 40, BRAIN)
+    key[0, 7], query[0, 3] = 4e9, 1e12
+    check("add_bump", (query, key, value))
+    assert wound[0] == [0]
+
+
+def test_queries_between_clusters_see_nothing(served, wound):
+    _, _, value = points("normal", 1, 1, 5000, 1, 40, BRAIN)
+    generator = torch.Generator().manual_seed(5)
+
+    def between(low, high, some):
+        return 1.25 * (low + (high - low) * torch.rand(1, some, 1, generator=generator)).to(BRAIN)
+
+    key = torch.cat([between(0.6, 0.9, 2500), between(5.6, 5.9, 2500)], 1)
+    query = torch.cat([between(2.2, 3.8, 10), between(0.6, 0.9, 600)], 1)
+    output = sortattn.kernel_attention(query, key, value, "add_bump", bandwidth=1.25, backend="sorted")
+    assert wound[0] == [6]
+    assert not output[:, :10].any()
+    check("add_bump", (query, key, value))
+
+
 @pytest.mark.parametrize("dtype", [HALF, BRAIN], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
 def test_a_few_keys_may_be_far_from_all_others(dtype, masked, served, wound):
@@ -284,7 +330,7 @@ def test_other_lines_are_walked_by_classes(way, served, monkeypatch):
     assert {"ascend", "gather"} <= set(served)
 
 
-@pytest.mark.parametrize("way", ["gradient", "jumps", "negative", "short", "ordered"])
+@pytest.mark.parametrize("way", ["gradient", "jumps", "negative", "vanishing", "short", "ordered"])
 def test_other_calls_are_walked_as_before(way, served, monkeypatch):
     query, key, value = points("normal", 1, 40, 50, 2, 8, HALF)
     kernel = "add_laplace"
@@ -292,6 +338,8 @@ def test_other_calls_are_walked_as_before(way, served, monkeypatch):
         kernel = BOX.kernel
     if way == "negative":
         kernel = sortattn.PolynomialExponential([1.0, -1.0])
+    if way == "vanishing":
+        kernel = sortattn.PolynomialExponential([0.0, 0.0, 1.0])
     if way == "short":
         monkeypatch.setattr(classes, "LEAST", {HALF: (41, 1)})
     if way == "gradient":

@@ -7,6 +7,7 @@ same 16 bits on the way, so a result may be off by up to 1.7 times as much as by
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,6 +18,10 @@ from ..direct import plain
 
 # queries and keys of a head from which on that is faster on an H200: for walks with tensor cores, and for others
 LEAST = {torch.bfloat16: (4096, 16_384), torch.float16: (8192, 32_768)}
+
+
+# of the coefficients of a polynomial, what the first one has to be
+_VANISHING = 1e-3
 
 
 def terms_of(kernel: SidedKernel) -> Terms:
@@ -79,6 +84,8 @@ def attention(problem: Problem, terms: Terms, floor: float, way: Callable[..., T
         from .cuda_classes import attention as way
 
         problem = problem.as_given()
+        if problem.weight is not None:
+            problem = replace(problem, key=_beside_others(problem.key, problem.weight))
     bandwidth = problem.bandwidth
     given = (problem.query, problem.key, problem.value, problem.weight, terms)
     if not isinstance(bandwidth, Tensor):
@@ -90,13 +97,22 @@ def attention(problem: Problem, terms: Terms, floor: float, way: Callable[..., T
     return torch.where(finite[:, None, None], rows, torch.nan)
 
 
+def _beside_others(key: Tensor, weight: Tensor) -> Tensor:
+    """Keys that do not count, where one stands that does: weights of 16 bits are made for the nearest key."""
+    some = weight.argmax(-1)[:, None, None].expand(-1, 1, key.shape[2])
+    return torch.where(weight[..., None] != 0, key, key.gather(1, some))
+
+
 def _is_mean(terms: Terms) -> bool:
-    """Whether sums by this kernel, divided by those of its weights, are means, so that they fit into 16 bits."""
+    """Whether sums by this kernel, divided by those of its weights, are means, so that they fit into 16 bits.
+
+    So have to do the weights themselves, of which one may be small close to where an exponential's polynomial vanishes.
+    """
     if terms.folded:
         return True
     below = terms.below.tolist()
     if terms.rate:
-        return min(below[0]) >= 0
+        return min(below[0]) >= 0 and below[0][0] > _VANISHING * sum(below[0])
     nodes = terms.nodes.tolist()
 
     def value(at: float) -> float:

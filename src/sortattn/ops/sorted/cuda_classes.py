@@ -64,11 +64,11 @@ def plan(query: Tensor, value: Tensor, terms: Terms) -> Plan | None:
     most, key_most = min(number, _MOST), min(count, _MOST)
     points = dims * (2 * (_pitch(number) + _pitch(count) + most + key_most) + count * _entry(count).itemsize)
     space = max(room.WORKSPACE, 4 * problems * ((number + count) * dims + count * channels)) * _SPACE
-    # a row of sixteen bits, and an extra number
-    rows = int(space * _SHARE / (2 * stride + 4))
+    # a row of sixteen bits, and an extra number, beside what a walk leaves on its way
+    rows = int((space * _SHARE - 4 * _notes(terms, stride, problems * dims, count, query.device)) / (2 * stride + 4))
     # where there is an exponential, those of keys are read as they are
     together = rows // (dims * (most + (0 if terms.rate else key_most)))
-    if not together:
+    if together < 1:
         return None
     return Plan(room.groups(problems, points, int(space * (1 - _SHARE))), rows, together)
 
@@ -178,7 +178,7 @@ def _attend(
     given = limits, values, weight, _table(terms, query.device), None if tau else bandwidth, tau
     if terms.rate:
         source, entry, others = RELAX, "relax", ("WEIGHED", int(weight is not None))
-        notes = empty(blocks * parts * math.ceil(count / _KEYS) * _sum(terms, width), dtype=torch.float32)
+        notes = empty(_notes(terms, stride, lines, count, query.device), dtype=torch.float32)
         walked = *keys, *queries, *given, notes
     else:
         source, entry, others = ASCEND, "ascend", ("TURNED", int(spool is not None))
@@ -265,6 +265,15 @@ def _shared(terms: Terms, width: int, shared: int) -> int:
     item = 8 if powers == 1 else _whole(4 * powers + 4, 16)
     station = (32 * nodes + 2 * RING) * item + 32 * _whole(4 * powers + 4, 8) + 64 * 4
     return crew * _whole(station, 16) + (crew * cells + 2) * 8 * numbers
+
+
+def _notes(terms: Terms, stride: int, lines: int, count: int, device: torch.device) -> int:
+    """Numbers that relax.cu leaves for itself, for every block and stretch."""
+    if not terms.rate:
+        return 0
+    processors, _, shared, *_ = room.device(device)
+    width, blocks = _width(terms, stride), min(lines, processors * crew_of(terms, shared)[1])
+    return blocks * (stride // width) * math.ceil(count / _KEYS) * _sum(terms, width)
 
 
 def _sum(terms: Terms, width: int) -> int:

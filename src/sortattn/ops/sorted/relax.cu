@@ -7,8 +7,8 @@
 // have. So have they the sums of a stretch. On the way down those above each stretch, within its run, are left in
 // `notes`; then the sums of whole runs are summed, and classes are served on the way up.
 //
-// Places are measured from the first key of a stretch, in units in which the exponential is 2^-x. Weights are rounded
-// to sixteen bits, so they are never small: where a class is far from all keys they are those times a power of two.
+// Distances are in units in which the exponential is 2^-x. Weights are rounded to sixteen bits, so they are never
+// small: where a class is far from all keys they are those times a power of two.
 //
 // Macros: those of class_line.cu, CELLS (runs for each warp) and RESIDENT (blocks of a multiprocessor).
 
@@ -154,7 +154,8 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                         WEIGHED ? weights + p * count : nullptr};
         half_t *sums_of = table + offsets[line] * STRIDE + blockIdx.y * WIDTH;
         real *extra_of = extras + offsets[line];
-        real unit = real(rate / (taus ? taus[p] : tau));
+        // a number, however large or small bandwidths are
+        real unit = min(max(real(rate / (taus ? taus[p] : tau)), real(1.17549435e-38)), real(3e38));
         __syncthreads();
         if (threadIdx.x == 0) next_run = 0;
         for (int i = threadIdx.x; i <= RUNS; i += 32 * CREW) {
@@ -276,9 +277,9 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                 real t = walk.point;
                 int some = min(KEYS, keys - stretch * KEYS);
                 bool there = lane < some, final = stretch + 1 == stretches;
-                real origin = __shfl_sync(ALL, t, 0), last_key = (__shfl_sync(ALL, t, some - 1) - origin) * unit;
+                real origin = __shfl_sync(ALL, t, 0), last_key = __shfl_sync(ALL, t, some - 1);
                 real next = final ? infinity() : __shfl_sync(ALL, walk.next_point, 0);
-                station.places[lane] = there ? (t - origin) * unit : real(3e38);
+                station.places[lane] = there ? t : infinity();
                 Columns columns[2];
                 walk.weigh(columns, station.scalars, there, lane);
                 // above the next stretch: of the run, and of those behind it
@@ -308,13 +309,14 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
 #pragma unroll
                 for (int i = 0; i < 4; i++) x[i] = reinterpret_cast<const Two *>(station.places)[i * 4 + part];
                 Sixteen sums;
-                // up to so many classes, each of which a lane has: its place, and that of the next stretch from there
-                auto serve = [&](int taken, real mine, real rest, auto far) {
+                // up to so many classes, each of which a lane has: its place, how far that is from the first key, and
+                // the next stretch from there
+                auto serve = [&](int taken, real spot, real mine, real rest, auto far) {
                     constexpr bool FAR = decltype(far)::value;
                     real nearest = real(0), room = real(1);
                     if (FAR) {
                         nearest = rest;
-                        for (int k = 0; k < some; k++) nearest = min(nearest, fabsf(mine - station.places[k]));
+                        for (int k = 0; k < some; k++) nearest = min(nearest, fabsf(spot - station.places[k]) * unit);
                         nearest = min(nearest, FARTHEST);
                     }
                     // such that no weight is much larger than one
@@ -333,11 +335,11 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                             real low = __shfl_sync(ALL, from_below[l], row), top = __shfl_sync(ALL, from_above[l], row);
                             shares[second][0][l] = state ? real(0) : low, shares[second][1][l] = state ? real(0) : top;
                         }
-                        real point = __shfl_sync(ALL, mine, row), lift = FAR ? __shfl_sync(ALL, nearest, row) : real(0);
+                        real point = __shfl_sync(ALL, spot, row), lift = FAR ? __shfl_sync(ALL, nearest, row) : real(0);
                         real fitting = POWERS > 1 ? __shfl_sync(ALL, room, row) : real(1);
                         if (state) point = last_key, lift = real(0);
                         auto weight = [&](real place) {
-                            real away = fabsf(point - place);
+                            real away = fabsf(point - place) * unit;
                             if (POWERS == 1) return power_of_two(lift - away);
                             away = min(away, FARTHEST);
                             real raised = real(1);
@@ -387,9 +389,9 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                     half_t code = at + taken + lane < end ? classes.codes[at + taken + lane] : half_t(0);
                     real mine = in ? (s - origin) * unit : real(0), rest = in ? (next - s) * unit : real(0);
                     if (__any_sync(ALL, fabsf(mine) > NEAR))
-                        serve(taken, mine, rest, Int<1>());
+                        serve(taken, in ? s : origin, mine, rest, Int<1>());
                     else
-                        serve(taken, mine, rest, Int<0>());
+                        serve(taken, in ? s : origin, mine, rest, Int<0>());
                     at += taken;
                     // before other loads begin, which one that waits for this would wait for too
                     arrive(code);
@@ -398,7 +400,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                 // keys of the stretch join those below: the power of a lane is that of its second row
                 int power = 7 - own;
                 Fading older(final ? real(0) : (next - origin) * unit);
-                Fading newer(final ? real(0) : (next - origin) * unit - last_key);
+                Fading newer(final ? real(0) : (next - last_key) * unit);
                 Two joined[EIGHTS + 1];
                 if (POWERS > 1 || power == 0) {
 #pragma unroll

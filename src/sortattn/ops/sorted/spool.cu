@@ -300,7 +300,8 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                 for (int second = 0; second < 2; second++) {
                     int row = own + 8 * second, mine = __shfl_sync(ALL, cell, row);
                     real place = __shfl_sync(ALL, now.part, row), beyond = place - begin;
-                    sees[second] = unsigned(mine) < unsigned(SEEN);
+                    // what is left where no key is near is rounding
+                    sees[second] = unsigned(mine) < unsigned(SEEN) && around[mine] > real(0);
                     int seen = sees[second] ? mine : 0;
                     here[second] = sees[second] ? around[seen] : real(0);
 #pragma unroll

@@ -74,9 +74,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (STRAYS) {
         // the cells around one of the sample, those with most of the others
         auto begin_at = [&](int i) { return floorf(sample[mine][i * (KEYS / EACH)]) - float(CELLS / 2); };
-        bool open = here && !near && winding.period > 0.0f;
+        // the farthest keys have cells that are integers
+        bool open = here && !near && winding.period > 0.0f && fmaxf(fabsf(first), fabsf(last)) < 1e9f;
         int inside = 0;
         for (int i = 0; open && i < KEYS; i++) {
+            if (sample[mine][i] == FAR_AWAY) continue;
             float beyond = fmaxf(fminf(floorf(sample[mine][i]) - begin_at(thread), float(CELLS)), -1.0f);
             // those in the middle count most, as the sample does not have the farthest
             inside += max(0, min(int(beyond), CELLS - 1 - int(beyond)) + 1);
@@ -106,7 +108,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             around += fabsf(floorf(x) - floorf(t)) <= 1.0f ? 1.0f : 0.0f;
             equal += parts[mine][i] == part;
         }
-        if (seen < EDGE * around) atomicAdd(at_edge + mine, 1);
+        // with strays, those too that see nothing
+        if (seen < EDGE * around || (STRAYS && seen == 0.0f)) atomicAdd(at_edge + mine, 1);
         if (slopes && equal) atomicAdd(tied + mine, equal);
     }
     __syncthreads();
