@@ -136,7 +136,7 @@ def test_walks_around_wound_lines_compile(width, passing, architecture):
     code = machine_code(cuda_coil.WHOLE, defines, architecture)
     for entry in (b"begin_cells", b"add_cells"):
         assert entry in code
-    assert b"wind" in machine_code(cuda_coil.WINDING, (("CELLS", cuda_coil.CELLS),), architecture)
+    assert b"wind" in machine_code(cuda_coil.WINDING, (("CELLS", cuda_coil.CELLS), ("STRAYS", 0)), architecture)
     assert b"mend" in machine_code(cuda_coil.MEND, defines, architecture)
 
 
