@@ -283,7 +283,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                          side,
                          own,
                          keys,
-                         table + offsets[line] * STRIDE + blockIdx.y * WIDTH + place_of_channel(lane * VEC),
+                         table + offsets[line] * STRIDE + blockIdx.y * WIDTH + turned(lane * VEC),
                          extras + offsets[line],
                          lane,
                          COMPACT ? (side.node[NODES - 1] - side.node[0]) / 4 : infinity()};

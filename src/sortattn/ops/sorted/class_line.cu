@@ -59,7 +59,17 @@ struct Own {
 
 // What sums are multiplied with before they are rounded to sixteen bits: one over that of the weights, as a mean of
 // values fits.
-__device__ inline real inverse(real extra) { return extra < real(1.17549435e-38) ? real(0) : real(1) / extra; }
+__device__ inline real inverse(real extra) {
+    if (extra < real(1.17549435e-38)) return real(0);
+#ifdef __CUDA_ARCH__
+    // a division has branches for numbers that are none of these
+    real result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(extra));
+    return result;
+#else
+    return real(1) / extra;
+#endif
+}
 
 // The extra scalar of a class, whose last bit says whether its sums have lost digits.
 __device__ inline real marked(real extra, bool unsure) {

@@ -20,8 +20,8 @@ from .lines import Bandwidth
 CLASSES, RELAX, ASCEND, GATHER = (
     Path(__file__).with_name(f"{name}.cu") for name in ("classes", "relax", "ascend", "gather")
 )
-# coordinates that there can be, and points whose indices have 16 bits
-_MOST, _SHORT = 1 << 16, 1 << 16
+# points whose indices have 16 bits
+_SHORT = 1 << 16
 # threads of a block that counts, classes that it counts and points that it puts in order at a time
 _THREADS, _ROOM, _STAGE = 1024, 16 << 10, 16 << 10
 # points of a tile, as in classes.cu
@@ -34,8 +34,6 @@ VALUES, RING = 16, 8
 WARPS, QUERIES, GATHERING = 4, 16, 4
 # bytes of shared memory that blocks have apart from what is asked for, at most
 _FIXED = 17 << 10
-# what is much of it
-_LARGE = 128 << 10
 # channels of a warp, at most, and of one with tensor cores; words of values that a block looks at
 _WIDEST, _TENSOR, _LOOK = 128, 64, 1 << 14
 # how much room there is beside inputs and results, compared to the inputs in float32; and of that, for sums
@@ -61,7 +59,7 @@ def plan(query: Tensor, value: Tensor, terms: Terms) -> Plan | None:
     shared = room.device(query.device).shared
     if _shared(terms, _width(terms, stride), shared) > shared - _FIXED:
         return None
-    most, key_most = min(number, _MOST), min(count, _MOST)
+    most, key_most = min(number, cuda_spool.MOST), min(count, cuda_spool.MOST)
     points = dims * (2 * (_pitch(number) + _pitch(count) + most + key_most) + count * _entry(count).itemsize)
     space = max(room.WORKSPACE, 4 * problems * ((number + count) * dims + count * channels)) * _SPACE
     # a row of sixteen bits, and an extra number, beside what a walk leaves on its way
@@ -111,7 +109,7 @@ def _attend(
 ) -> None:
     """The same for some heads, into `out`."""
     (heads, number, dims), (_, count, channels) = query.shape, value.shape
-    lines, most, key_most = heads * dims, min(number, _MOST), min(count, _MOST)
+    lines, most, key_most = heads * dims, min(number, cuda_spool.MOST), min(count, cuda_spool.MOST)
     stride = _stride(channels)
     width = _width(terms, stride)
     parts = stride // width
@@ -231,7 +229,7 @@ def crew_of(terms: Terms, shared: int) -> tuple[int, int, int]:
     """Warps of a block that walks, blocks of a multiprocessor, and runs, or cells, of a line for each warp."""
     if terms.rate:
         # as many runs as there is shared memory for: they are taken one by one, and none is waited for long
-        return 8 if shared >= _LARGE else 4, 2, max(1, 6 // terms.below.shape[1])
+        return 8 if shared >= cuda_spool.LARGE else 4, 2, max(1, 6 // terms.below.shape[1])
     return (8, 4, 4) if terms.folded else (6, 4, 4)
 
 

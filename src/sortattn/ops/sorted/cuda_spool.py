@@ -23,9 +23,9 @@ _CELLS, _STRAYS = 6, 24
 # of what is in the cells around it, what a query has to see, as in spool.cu
 _SEEN = 1 / 128
 # coordinates that there can be
-_MOST = 1 << 16
+MOST = 1 << 16
 # blocks of a multiprocessor; bytes of shared memory that are much, and what a block has beside what it asks for
-_RESIDENT, _LARGE, _FIXED = 2, 128 << 10, 6 << 10
+_RESIDENT, LARGE, _FIXED = 2, 128 << 10, 6 << 10
 
 
 def pitch_of(value: Tensor, dtype: torch.dtype, terms: Terms, bandwidth: Bandwidth) -> float:
@@ -51,7 +51,7 @@ class Spool:
         self.windings = cuda_coil.wind(tracks, key, query, weight, tau, cells=_CELLS, strays=_STRAYS)
         circle = _circle(query.dtype, self.pitch * tau, query.device)
         # where codes are on the circle, and which of all that there can be
-        self.spots, self.turned = circle[: 2 * _MOST], circle[2 * _MOST :]
+        self.spots, self.turned = circle[: 2 * MOST], circle[2 * MOST :]
         heads, number, dims = query.shape
         # lines with classes that have lost digits, how many of these a query has, and whether it has to be mended
         self.doubtful, self.marks = (
@@ -85,7 +85,7 @@ def defines_of(walking: Defines, shared: int, weighed: bool) -> Defines:
 
 def _warps(shared: int) -> int:
     """Of a block."""
-    return 8 if shared >= _LARGE else 6
+    return 8 if shared >= LARGE else 6
 
 
 def _station(width: int) -> int:
@@ -96,8 +96,8 @@ def _station(width: int) -> int:
 @kept
 def _circle(dtype: torch.dtype, period: float, device: torch.device) -> Tensor:
     """All 16-bit numbers in their order around a circle, by part and cell; and where each of their codes is there."""
-    codes = torch.arange(_MOST)
-    bits = torch.where(codes >= _MOST // 2, codes - _MOST // 2, _MOST - 1 - codes)
+    codes = torch.arange(MOST)
+    bits = torch.where(codes >= MOST // 2, codes - MOST // 2, MOST - 1 - codes)
     numbers = bits.to(torch.uint16).view(dtype).double().nan_to_num(0.0, 0.0, 0.0)
     # rounded as in wind.cu
     places = numbers / torch.tensor(period, dtype=torch.float32).double()
@@ -108,5 +108,5 @@ def _circle(dtype: torch.dtype, period: float, device: torch.device) -> Tensor:
     order = cells.argsort(stable=True)
     order = order[parts[order].argsort(stable=True)]
     spots = torch.stack([parts.view(torch.int32), cells], 1)[order]
-    turned = torch.empty(_MOST, dtype=torch.int32).index_copy_(0, order, torch.arange(_MOST, dtype=torch.int32))
+    turned = torch.empty(MOST, dtype=torch.int32).index_copy_(0, order, torch.arange(MOST, dtype=torch.int32))
     return torch.cat([spots.flatten(), turned.to(torch.uint16).view(torch.int32)]).to(device)

@@ -106,12 +106,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
             real factor = spoilt ? __int_as_float(0x7fffffff) : reciprocal(all, real(floor));
             half_t *row = out + (p * number + first + q) * channels;
 #if VEC == 1
-            index_t c = blockIdx.y * WIDTH + channel_at(lane);
+            index_t c = blockIdx.y * WIDTH + turned(lane);
             if (c < channels) row[c] = half_t(narrow(factor * sum[q][0], real(0)));
 #else
 #pragma unroll
             for (int i = 0; i < VEC; i += 2) {
-                index_t c = blockIdx.y * WIDTH + channel_at(lane * VEC + i);
+                index_t c = blockIdx.y * WIDTH + turned(lane * VEC + i);
                 unsigned two = narrow(factor * sum[q][i], factor * sum[q][i + 1]);
                 if (channels % 2 == 0 && c < channels) {
                     *reinterpret_cast<unsigned *>(row + c) = two;

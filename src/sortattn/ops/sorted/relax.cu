@@ -146,29 +146,23 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
     for (int i = 0; POWERS > 1 && i < POWERS; i++, scale /= rate) kernel.at[i] = real(numbers[1 + i] * scale);
 
     for (index_t line = rounds[round] * dims + blockIdx.x; line < stop; line += gridDim.x) {
-        index_t p = line / dims;
-        Ordered points = {entries + line * count, key_codes + line * key_most, keys};
-        Classes classes = {codes + line * most, counts[line]};
-        const half_t *first_row = values + p * count * STRIDE + blockIdx.y * WIDTH;
-        Values given = {reinterpret_cast<const char *>(first_row) + lane % PIECES * 16,
-                        WEIGHED ? weights + p * count : nullptr};
-        half_t *sums_of = table + offsets[line] * STRIDE + blockIdx.y * WIDTH;
-        real *extra_of = extras + offsets[line];
+        Route along(entries, key_codes, codes, counts, offsets, values, weights, table, extras, line, dims, count, most,
+                    key_most, lane);
         // a number, however large or small bandwidths are
-        real unit = min(max(real(rate / (taus ? taus[p] : tau)), real(1.17549435e-38)), real(3e38));
+        real unit = min(max(real(rate / (taus ? taus[line / dims] : tau)), real(1.17549435e-38)), real(3e38));
         __syncthreads();
         if (threadIdx.x == 0) next_run = 0;
         for (int i = threadIdx.x; i <= RUNS; i += 32 * CREW) {
-            int first = begin_of(i), low = 0, high = classes.count;
-            real t = edges[i] = number_of(points.code(points.entry(first * KEYS)));
+            int first = begin_of(i), low = 0, high = along.classes.count;
+            real t = edges[i] = number_of(along.points.code(along.points.entry(first * KEYS)));
             while (low < high) {
                 int half = (low + high) / 2;
-                if (classes.place(half) >= t)
+                if (along.classes.place(half) >= t)
                     high = half;
                 else
                     low = half + 1;
             }
-            firsts[i] = first == 0 ? 0 : first == stretches ? classes.count : low;
+            firsts[i] = first == 0 ? 0 : first == stretches ? along.classes.count : low;
         }
         __syncthreads();
 
@@ -184,7 +178,8 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                 for (int i = 0; i <= EIGHTS; i++)
                     to.at[own][i * 4 + part] = {sums.at[i][2 * second], sums.at[i][2 * second + 1]};
             };
-            Stretches walk(Int<-1>(), points, given, station.rows, last - 1, lane, Coordinate(), [](int, int) {});
+            Stretches walk(Int<-1>(), along.points, along.given, station.rows, last - 1, lane, Coordinate(),
+                           [](int, int) {});
             for (int stretch = last - 1; stretch >= first; stretch--) {
                 const Brought &here = walk.next(lane);
                 real t = walk.point;
@@ -264,14 +259,15 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                 station.over.at[0][i] = upper[run].at[0][i];
             }
             int at = firsts[run], end = firsts[run + 1];
-            real next_s = at + lane < end ? classes.place(at + lane) : real(0);
-            Stretches walk(Int<1>(), points, given, station.rows, first, lane, Coordinate(), [&](int to, int stretch) {
-                const Sum &note = notes[min(stretch + 1, stretches - 1)];
-                constexpr int BYTES = sizeof(Sum);
-                for (int i = lane * 16; i < BYTES; i += 512)
-                    begin_copy_around(reinterpret_cast<char *>(station.notes + to) + i,
-                                      reinterpret_cast<const char *>(&note) + i);
-            });
+            real next_s = at + lane < end ? along.classes.place(at + lane) : real(0);
+            Stretches walk(Int<1>(), along.points, along.given, station.rows, first, lane, Coordinate(),
+                           [&](int to, int stretch) {
+                               const Sum &note = notes[min(stretch + 1, stretches - 1)];
+                               constexpr int BYTES = sizeof(Sum);
+                               for (int i = lane * 16; i < BYTES; i += 512)
+                                   begin_copy_around(reinterpret_cast<char *>(station.notes + to) + i,
+                                                     reinterpret_cast<const char *>(&note) + i);
+                           });
             for (int stretch = first; stretch < last; stretch++) {
                 const Brought &here = walk.next(lane);
                 real t = walk.point;
@@ -377,8 +373,8 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                             all = all * root * root;
                         }
                         if (row >= taken) continue;
-                        store_means(sums_of + index_t(at + row) * STRIDE, sums, second, reciprocal(extra), lane);
-                        if (part == 0 && blockIdx.y == 0) extra_of[at + row] = all;
+                        store_means(along.table + index_t(at + row) * STRIDE, sums, second, inverse(extra), lane);
+                        if (part == 0 && blockIdx.y == 0) along.extras[at + row] = all;
                     }
                 };
                 int taken;
@@ -386,7 +382,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                     real s = next_s;
                     bool in = lane < CLASSES && at + lane < end && s < next;
                     taken = __ffs(~__ballot_sync(ALL, in)) - 1;
-                    half_t code = at + taken + lane < end ? classes.codes[at + taken + lane] : half_t(0);
+                    half_t code = at + taken + lane < end ? along.classes.codes[at + taken + lane] : half_t(0);
                     real mine = in ? (s - origin) * unit : real(0), rest = in ? (next - s) * unit : real(0);
                     if (__any_sync(ALL, fabsf(mine) > NEAR))
                         serve(taken, in ? s : origin, mine, rest, Int<1>());

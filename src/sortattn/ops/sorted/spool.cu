@@ -103,29 +103,23 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
     for (index_t line = rounds[round] * dims + blockIdx.x; line < stop; line += gridDim.x) {
         if (!windings[line].cells) continue;
         int first_cell = windings[line].first - 1, half = windings[line].cells / 2 + 1;
-        index_t p = line / dims;
-        Ordered points = {entries + line * count, key_codes + line * key_most, keys};
-        Classes classes = {codes + line * most, counts[line]};
-        const half_t *first_row = values + p * count * STRIDE + blockIdx.y * WIDTH;
-        Values given = {reinterpret_cast<const char *>(first_row) + lane % PIECES * 16,
-                        WEIGHED ? weights + p * count : nullptr};
-        half_t *sums_of = table + offsets[line] * STRIDE + blockIdx.y * WIDTH;
-        real *extra_of = extras + offsets[line];
+        Route along(entries, key_codes, codes, counts, offsets, values, weights, table, extras, line, dims, count, most,
+                    key_most, lane);
         __syncthreads();
         if (threadIdx.x <= CREW) {
-            int i = threadIdx.x, first = begin_of(i), low = 0, high = classes.count;
+            int i = threadIdx.x, first = begin_of(i), low = 0, high = along.classes.count;
             real edge = first == 0           ? real(0)
                         : first == stretches ? real(1)
-                                             : circle(points.code(points.entry(first * KEYS))).part;
+                                             : circle(along.points.code(along.points.entry(first * KEYS))).part;
             edges[i] = edge;
             while (low < high) {
                 int middle = (low + high) / 2;
-                if (circle(classes.codes[middle]).part >= edge)
+                if (circle(along.classes.codes[middle]).part >= edge)
                     high = middle;
                 else
                     low = middle + 1;
             }
-            firsts[i] = first == stretches ? classes.count : low;
+            firsts[i] = first == stretches ? along.classes.count : low;
         }
         if (threadIdx.x == 0) strays.count = 0;
         __syncthreads();
@@ -185,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
         // what the run adds
         {
             Sixteen state = {};
-            Stretches walk(Int<1>(), points, given, station.rows, first, lane, circle, [](int, int) {});
+            Stretches walk(Int<1>(), along.points, along.given, station.rows, first, lane, circle, [](int, int) {});
             for (int stretch = first; stretch < last; stretch++) {
                 const Brought &rows = walk.next(lane);
                 Columns columns[2];
@@ -196,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                     int n = atomicAdd(&strays.count, 1);
                     if (n < KEYS) {
                         strays.spots[n] = walk.point;
-                        strays.indices[n] = Ordered::index(points.entry(stretch * KEYS + lane));
+                        strays.indices[n] = Ordered::index(along.points.entry(stretch * KEYS + lane));
                         strays.scalars[n] = half_t(narrow(walk.scalar, real(0)));
                     }
                 }
@@ -211,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
         __syncthreads();
         int lost = min(strays.count, KEYS);
         if (warp == CREW - 1 && lost) {
-            strays.rows.bring(given.start, strays.indices[min(lane, lost - 1)], lane);
+            strays.rows.bring(along.given.start, strays.indices[min(lane, lost - 1)], lane);
             if (lane >= lost) strays.scalars[lane] = 0;
             wait_for_copies();
         }
@@ -268,11 +262,11 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
 
         // classes of queries, stretch by stretch
         int at = firsts[warp], stop_at = firsts[warp + 1];
-        auto code_of = [&](int i) { return i < stop_at ? classes.codes[i] : half_t(0); };
+        auto code_of = [&](int i) { return i < stop_at ? along.classes.codes[i] : half_t(0); };
         // of the next thirty-two classes, and the codes of as many behind them
         Spot spot = circle(code_of(at + lane));
         half_t code = code_of(at + 32 + lane);
-        Stretches walk(Int<1>(), points, given, station.rows, first, lane, circle, [](int, int) {});
+        Stretches walk(Int<1>(), along.points, along.given, station.rows, first, lane, circle, [](int, int) {});
         real begin = edges[warp];
         for (int stretch = first; stretch < last; stretch++) {
             const Brought &rows = walk.next(lane);
@@ -370,8 +364,8 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                         }
                     }
                     if (row >= taken) continue;
-                    store_means(sums_of + index_t(at + row) * STRIDE, sums, second, reciprocal(extra), lane);
-                    if (part == 0 && blockIdx.y == 0) extra_of[at + row] = marked(real(scale) * extra, unsure);
+                    store_means(along.table + index_t(at + row) * STRIDE, sums, second, inverse(extra), lane);
+                    if (part == 0 && blockIdx.y == 0) along.extras[at + row] = marked(real(scale) * extra, unsure);
                 }
                 at += taken;
                 arrive(code), arrive(spot);

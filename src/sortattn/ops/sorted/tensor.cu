@@ -217,17 +217,25 @@ __device__ inline void arrive(half_t &code) {
 #endif
 }
 
-// One over the sum of the weights of a mean.
-__device__ inline real reciprocal(real extra) {
-    if (extra < real(1.17549435e-38)) return real(0);
-#ifdef __CUDA_ARCH__
-    real result;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(extra));
-    return result;
-#else
-    return real(1) / extra;
-#endif
-}
+// A line as a lane walks along it, and where its sums go.
+struct Route {
+    Ordered points;
+    Classes classes;
+    Values given;
+    half_t *table;
+    real *extras;
+
+    __device__ Route(const entry_t *entries, const half_t *key_codes, const half_t *codes, const int *counts,
+                     const index_t *offsets, const half_t *values, const real *weights, half_t *table, real *extras,
+                     index_t line, index_t dims, index_t count, index_t most, index_t key_most, int lane)
+        : points{entries + line * count, key_codes + line * key_most, int(count)},
+          classes{codes + line * most, counts[line]}, table(table + offsets[line] * STRIDE + blockIdx.y * WIDTH),
+          extras(extras + offsets[line]) {
+        index_t first = line / dims * count;
+        given.start = reinterpret_cast<const char *>(values + first * STRIDE + blockIdx.y * WIDTH) + lane % PIECES * 16;
+        given.scalars = WEIGHED ? weights + first : nullptr;
+    }
+};
 
 // Two sums of a lane as means in sixteen bits, in the order of order.cu.
 __device__ inline void store_means(half_t *row, const Sixteen &sums, int second, real share, int lane) {
