@@ -131,6 +131,12 @@ def test_masks_groups_and_bandwidths_of_heads(name, served):
     check(KERNELS[name], (query, query, query), bandwidth=bandwidth)
 
 
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_sequence_has_its_own_mask(name, served):
+    given = [part.unflatten(0, (3, 2)) for part in points("normal", 6, 40, 50, 2, 8, HALF)]
+    check(KERNELS[name], given, key_mask=torch.rand(3, 50, generator=torch.Generator().manual_seed(4)) < 0.5)
+
+
 # a walk of exponentials keeps no rows of keys, and needs less
 @pytest.mark.parametrize(("share", "groups"), [(0.8, 1), (0.97, 5)], ids=["rounds", "groups"])
 @pytest.mark.parametrize(
