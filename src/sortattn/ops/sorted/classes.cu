@@ -267,37 +267,68 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // Which heads are walked at a time: their classes of queries have no more than `room` rows together with those of keys,
 // if these have any, on lines that are not wound. `rounds (most + 1)` are the first heads, and `offsets (heads, dims)`
 // and `key_offsets` where the rows of a line begin.
+//
+// As `wave` lines are walked at a time, a round ends where the last of its waves is as full as can be, with `least`
+// heads at least, for which there is always room.
 extern "C" __global__ void __launch_bounds__(THREADS)
     divide_rounds(const int *counts, const int *key_counts, const Winding *windings, index_t *offsets,
-                  index_t *key_offsets, int *rounds, index_t heads, index_t dims, index_t room, index_t most) {
-    __shared__ index_t sums[THREADS];
-    index_t used = 0, round = 0;
-    auto rows_of_keys = [&](index_t line) {
-        return key_counts && !is_wound(windings, line) ? index_t(key_counts[line]) : index_t(0);
-    };
+                  index_t *key_offsets, int *rounds, index_t heads, index_t dims, index_t room, index_t most,
+                  index_t wave, index_t least) {
+    __shared__ index_t sizes[THREADS], starts[THREADS];
+    index_t used = 0, round = 0, begin = 0;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     if (threadIdx.x == 0) rounds[0] = 0;
     for (index_t first = 0; first < heads; first += THREADS) {
-        index_t h = first + threadIdx.x, sum = 0;
-        for (index_t line = h * dims; h < heads && line < (h + 1) * dims; line++)
-            sum += counts[line] + rows_of_keys(line);
+        int some = int(min(heads - first, index_t(THREADS)));
+        // by a warp: `visit(line, first row of queries, of keys)` for all lines of a head; returns how many rows it has
+        auto go_through = [&](int head, auto visit) {
+            index_t sum = 0;
+            for (index_t d = 0; d < dims; d += 32) {
+                index_t line = (first + head) * dims + d + lane, mine = 0, keys = 0;
+                if (d + lane < dims) {
+                    if (key_counts && !is_wound(windings, line)) keys = key_counts[line];
+                    mine = counts[line] + keys;
+                }
+                index_t all = mine;
+#pragma unroll
+                for (int offset = 1; offset < 32; offset <<= 1) {
+                    index_t other = __shfl_up_sync(0xffffffffu, all, offset);
+                    if (lane >= offset) all += other;
+                }
+                if (d + lane < dims) visit(line, sum + all - mine, sum + all - keys);
+                sum += __shfl_sync(0xffffffffu, all, 31);
+            }
+            return sum;
+        };
         __syncthreads();
-        sums[threadIdx.x] = sum;
+        for (int head = warp; head < some; head += THREADS / 32) {
+            index_t size = go_through(head, [](index_t, index_t, index_t) {});
+            if (lane == 0) sizes[head] = size;
+        }
         __syncthreads();
         if (threadIdx.x == 0) {
-            for (index_t i = 0; i < THREADS && first + i < heads; i++) {
-                index_t mine = sums[i];
-                if (used + mine > room) used = 0, rounds[++round] = int(first + i);
-                sums[i] = used;
-                used += mine;
+            // the best end of the round so far, and its lines and waves
+            index_t best = -1, best_lines = 0, best_waves = 1;
+            for (index_t i = 0; i < some; i++) {
+                if (used + sizes[i] > room) {
+                    i = best < 0 ? i : best;
+                    rounds[++round] = int(begin = first + i);
+                    used = 0, best = -1, best_lines = 0, best_waves = 1;
+                }
+                starts[i] = used;
+                used += sizes[i];
+                index_t lines = (first + i + 1 - begin) * dims, waves = (lines + wave - 1) / wave;
+                if (lines >= least * dims && lines * best_waves >= best_lines * waves)
+                    best = i + 1, best_lines = lines, best_waves = waves;
             }
         }
         __syncthreads();
-        sum = sums[threadIdx.x];
-        for (index_t line = h * dims; h < heads && line < (h + 1) * dims; line++) {
-            offsets[line] = sum;
-            sum += counts[line];
-            if (key_counts) key_offsets[line] = sum;
-            sum += rows_of_keys(line);
+        for (int head = warp; head < some; head += THREADS / 32) {
+            index_t start = starts[head];
+            go_through(head, [&](index_t line, index_t queries, index_t keys) {
+                offsets[line] = start + queries;
+                if (key_counts) key_offsets[line] = start + keys;
+            });
         }
     }
     if (threadIdx.x == 0) {

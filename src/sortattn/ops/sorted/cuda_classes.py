@@ -164,12 +164,13 @@ def _attend(
     capacity = min(planned.rows, lines * (most + (0 if terms.rate else key_most)))
     limits, offsets = empty(rounds + 1, dtype=torch.int32), empty(lines, dtype=torch.int64)
     key_offsets = None if terms.rate else empty(lines, dtype=torch.int64)
+    crew, resident, _ = crew_of(terms, shared)
+    wave = processors * (cuda_spool.RESIDENT if spool else resident)
     launch.Kernel(CLASSES, "divide_rounds", counting)(
         (1,), _THREADS, counts, None if terms.rate else key_counts, windings, offsets, key_offsets, limits, heads, dims,
-        capacity, rounds,
+        capacity, rounds, wave, planned.together,
     )  # fmt: skip
     table, extras = empty(capacity, stride, dtype=query.dtype), empty(capacity, dtype=torch.float32)
-    crew, resident, _ = crew_of(terms, shared)
     blocks = min(lines, processors * resident)
     tau = bandwidth if isinstance(bandwidth, float) else 0.0
     keys, queries = (entries, key_classes), (classes, counts, offsets)
