@@ -164,6 +164,13 @@ def test_long_indices_and_classes_that_are_counted_in_turns(name, served, monkey
     check(KERNELS[name], (query, key, value))
 
 
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump"])
+def test_lines_of_more_points_than_threads_keep(name, served, monkeypatch):
+    monkeypatch.setattr(cuda_classes, "_THREADS", 64)
+    # neither are whole vectors, and classes of queries are more than are listed at a time
+    check(KERNELS[name], points("normal", 1, 1203, 1301, 2, 32, HALF))
+
+
 @pytest.mark.parametrize("least", [1, 3, 5])
 @pytest.mark.parametrize("threads", [64, 1024])
 def test_rounds_end_where_waves_are_full(threads, least):
@@ -204,6 +211,27 @@ def test_rounds_have_room_for_heads_of_any_size():
         starts = torch.stack([offsets[first:after], key_offsets[first:after]], -1).flatten()
         assert starts.equal(mine.cumsum(0) - mine)
         assert mine.sum() <= capacity
+
+
+@pytest.mark.parametrize("dtype", [HALF, BRAIN], ids=["float16", "bfloat16"])
+def test_all_numbers_have_their_code(dtype):
+    # every number beside another one, in both places
+    bits = torch.arange(1 << 16, dtype=torch.int32)
+    both = torch.stack([torch.stack([bits, bits.flip(0)], 1), torch.stack([bits.roll(7), bits], 1)])
+    codes, unfit = torch.empty(2, 2, 1 << 16, dtype=torch.int16), torch.zeros(2, dtype=torch.int32)
+    defines = ("BFLOAT", int(dtype == BRAIN)), ("LONG", 0), ("THREADS", 64)
+    EmulatedKernel(cuda_classes.CLASSES, "spread", defines)(
+        (2 << 10,), 256, both.to(torch.uint16).view(dtype), codes, unfit, 1 << 16, 2, 1 << 16, 1, 0
+    )
+    numbers = both.to(torch.uint16).view(dtype).double()
+    assert unfit.equal((~numbers.isfinite()).sum((1, 2), dtype=torch.int32))
+    # zeros of both signs, and what is no number, have the code of zero; others are in their order
+    found = codes.to(torch.int32).transpose(1, 2) & 0xFFFF
+    special = ~numbers.isfinite() | (numbers == 0)
+    assert (found[special] == 1 << 15).all()
+    order = numbers[~special].argsort(stable=True)
+    assert found[~special][order].diff().min() >= 0
+    assert found[~special].unique().numel() == numbers[~special].unique().numel()
 
 
 def test_a_gpu_with_little_shared_memory(served, monkeypatch):
