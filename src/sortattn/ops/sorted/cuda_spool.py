@@ -53,10 +53,8 @@ class Spool:
         # where codes are on the circle, and which of all that there can be
         self.spots, self.turned = circle[: 2 * MOST], circle[2 * MOST :]
         heads, number, dims = query.shape
-        # lines with classes that have lost digits, how many of these a query has, and whether it has to be mended
-        self.doubtful, self.marks = (
-            torch.zeros(n, dtype=torch.int32, device=query.device) for n in (heads * dims, heads * number)
-        )
+        # lines with classes that have lost digits, and queries that have to be mended
+        self.doubtful = torch.zeros(heads * dims, dtype=torch.int32, device=query.device)
         self.unsure = torch.empty(heads, number, dtype=torch.bool, device=query.device)
         self.enough = _SEEN * key.shape[1] * self.height
         processors, _, shared, *_ = room.device(query.device)
