@@ -1,6 +1,7 @@
 """Attention by classes of equal 16-bit coordinates, its CUDA kernels run on the CPU by an emulator."""
 
 import contextlib
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from sortattn.cuda import launch
 from sortattn.ops.sorted import classes, cuda_classes, cuda_coil, cuda_spool, room
 
 from .cases import BOX, CASES
-from .emulation.emulator import AVAILABLE, listing
+from .emulation.emulator import AVAILABLE, EmulatedKernel, listing
 
 pytestmark = [
     pytest.mark.skipif(not AVAILABLE, reason="the emulator is compiled with g++ on Linux"),
@@ -161,6 +162,76 @@ def test_long_indices_and_classes_that_are_counted_in_turns(name, served, monkey
     # more alike than are put in order at a time
     key[:, 100:200] = 0.5
     check(KERNELS[name], (query, key, value))
+
+
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump"])
+def test_lines_of_more_points_than_threads_keep(name, served, monkeypatch):
+    monkeypatch.setattr(cuda_classes, "_THREADS", 64)
+    # neither are whole vectors, and classes of queries are more than are listed at a time
+    check(KERNELS[name], points("normal", 1, 1203, 1301, 2, 32, HALF))
+
+
+@pytest.mark.parametrize("least", [1, 3, 5])
+@pytest.mark.parametrize("threads", [64, 1024])
+def test_rounds_end_where_waves_are_full(threads, least):
+    # a hundred heads of three lines, of which ten fit; eight lines are walked at a time
+    heads, dims, size, wave = 100, 3, 7, 8
+    counts = torch.full((heads, dims), size, dtype=torch.int32)
+    offsets = torch.empty(heads, dims, dtype=torch.int64)
+    limits = torch.empty(heads + 1, dtype=torch.int32)
+    defines = ("BFLOAT", 0), ("LONG", 0), ("THREADS", threads)
+    EmulatedKernel(cuda_classes.CLASSES, "divide_rounds", defines)(
+        (1,), threads, counts, None, None, offsets, None, limits, heads, dims, 10 * dims * size, heads, wave, least
+    )
+    firsts = limits.unique().tolist()
+    sizes = [after - before for before, after in pairwise(firsts)]
+    # eight heads are three waves; those at the begin of a part that threads look at may have another number
+    assert sum(sizes) == heads
+    assert max(sizes) <= 10
+    assert min(sizes[:-1]) >= least
+    assert sizes.count(8) >= 10
+    for first, after in pairwise(firsts):
+        assert offsets[first:after].flatten().equal(size * torch.arange((after - first) * dims))
+
+
+def test_rounds_have_room_for_heads_of_any_size():
+    heads, dims = 40, 2
+    counts = torch.randint(1, 60, (heads, dims), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    key_counts, capacity = counts.flip(0).contiguous(), 4 * 60 * dims
+    offsets, key_offsets = (torch.empty(heads, dims, dtype=torch.int64) for _ in range(2))
+    limits = torch.empty(21, dtype=torch.int32)
+    defines = ("BFLOAT", 0), ("LONG", 0), ("THREADS", 64)
+    EmulatedKernel(cuda_classes.CLASSES, "divide_rounds", defines)(
+        (1,), 64, counts, key_counts, None, offsets, key_offsets, limits, heads, dims, capacity, 20, 6, 2
+    )
+    firsts = limits.unique().tolist()
+    assert limits[-1] == heads
+    for first, after in pairwise(firsts):
+        mine = torch.stack([counts[first:after], key_counts[first:after]], -1).flatten().long()
+        starts = torch.stack([offsets[first:after], key_offsets[first:after]], -1).flatten()
+        assert starts.equal(mine.cumsum(0) - mine)
+        assert mine.sum() <= capacity
+
+
+@pytest.mark.parametrize("dtype", [HALF, BRAIN], ids=["float16", "bfloat16"])
+def test_all_numbers_have_their_code(dtype):
+    # every number beside another one, in both places
+    bits = torch.arange(1 << 16, dtype=torch.int32)
+    both = torch.stack([torch.stack([bits, bits.flip(0)], 1), torch.stack([bits.roll(7), bits], 1)])
+    codes, unfit = torch.empty(2, 2, 1 << 16, dtype=torch.int16), torch.zeros(2, dtype=torch.int32)
+    defines = ("BFLOAT", int(dtype == BRAIN)), ("LONG", 0), ("THREADS", 64)
+    EmulatedKernel(cuda_classes.CLASSES, "spread", defines)(
+        (2 << 10,), 256, both.to(torch.uint16).view(dtype), codes, unfit, 1 << 16, 2, 1 << 16, 1, 0
+    )
+    numbers = both.to(torch.uint16).view(dtype).double()
+    assert unfit.equal((~numbers.isfinite()).sum((1, 2), dtype=torch.int32))
+    # zeros of both signs, and what is no number, have the code of zero; others are in their order
+    found = codes.to(torch.int32).transpose(1, 2) & 0xFFFF
+    special = ~numbers.isfinite() | (numbers == 0)
+    assert (found[special] == 1 << 15).all()
+    order = numbers[~special].argsort(stable=True)
+    assert found[~special][order].diff().min() >= 0
+    assert found[~special].unique().numel() == numbers[~special].unique().numel()
 
 
 def test_a_gpu_with_little_shared_memory(served, monkeypatch):

@@ -73,9 +73,7 @@ def test_what_counts_and_gathers_compiles(architecture, dtype, long):
         assert entry in code
     for width in (32, 64, 128):
         gathering = cuda_classes.gathering(width, 1, turned=True, marked=True)
-        code = machine_code(cuda_classes.GATHER, (*defines, *gathering), architecture)
-        assert b"gather" in code
-        assert b"doubt" in code
+        assert b"gather" in machine_code(cuda_classes.GATHER, (*defines, *gathering), architecture)
 
 
 @pytest.mark.parametrize(

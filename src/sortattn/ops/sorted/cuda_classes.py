@@ -31,7 +31,7 @@ _KEYS, _POWERS = 32, 8
 # rows of values and of sums on their way in a walk
 VALUES, RING = 16, 8
 # of a block that gathers: warps, and queries of each; blocks of a multiprocessor
-WARPS, QUERIES, GATHERING = 4, 16, 4
+WARPS, QUERIES, GATHERING = 8, 16, 2
 # bytes of shared memory that blocks have apart from what is asked for, at most
 _FIXED = 17 << 10
 # channels of a warp, at most, and of one with tensor cores; words of values that a block looks at
@@ -164,12 +164,13 @@ def _attend(
     capacity = min(planned.rows, lines * (most + (0 if terms.rate else key_most)))
     limits, offsets = empty(rounds + 1, dtype=torch.int32), empty(lines, dtype=torch.int64)
     key_offsets = None if terms.rate else empty(lines, dtype=torch.int64)
+    crew, resident, _ = crew_of(terms, shared)
+    wave = processors * (cuda_spool.RESIDENT if spool else resident)
     launch.Kernel(CLASSES, "divide_rounds", counting)(
         (1,), _THREADS, counts, None if terms.rate else key_counts, windings, offsets, key_offsets, limits, heads, dims,
-        capacity, rounds,
+        capacity, rounds, wave, planned.together,
     )  # fmt: skip
     table, extras = empty(capacity, stride, dtype=query.dtype), empty(capacity, dtype=torch.float32)
-    crew, resident, _ = crew_of(terms, shared)
     blocks = min(lines, processors * resident)
     tau = bandwidth if isinstance(bandwidth, float) else 0.0
     keys, queries = (entries, key_classes), (classes, counts, offsets)
@@ -183,21 +184,17 @@ def _attend(
         walked = *keys, key_counts, key_offsets, *queries, *given, float(terms.constant), windings
     walk = launch.Kernel(source, entry, (*half, *macros, others))
     wide = min(stride, _WIDEST)
-    gathers = (*half, *gathering(wide, stride // wide, terms.rate > 0 or spool is not None, spool is not None))
-    gather = launch.Kernel(GATHER, "gather", gathers)
-    marks, unsure, enough = (spool.marks, spool.unsure, spool.enough) if spool else (None, None, 0.0)
+    gathers = gathering(wide, stride // wide, terms.rate > 0 or spool is not None, spool is not None)
+    gather = launch.Kernel(GATHER, "gather", (*half, *gathers))
+    unsure, enough = (spool.unsure, spool.enough) if spool else (None, 0.0)
     for i in range(rounds):
         sums = table, extras, i, count, dims, most, key_most
         if spool:
             spool.walk((*keys, *queries), limits, *sums)
-            launch.Kernel(GATHER, "doubt", gathers)(
-                (min(lines, processors * 8),), 32 * WARPS, ranks, offsets, limits, extras, spool.doubtful, marks, i,
-                number, dims, ranks.shape[1],
-            )  # fmt: skip
         walk((blocks, parts), 32 * crew, *walked, *sums, shared=_shared(terms, width, shared))
         gather(
             (min(heads * math.ceil(number / WARPS / QUERIES), processors * GATHERING), stride // wide), 32 * WARPS,
-            ranks, offsets, limits, table, extras, unfit, out, marks, unsure, i, number, dims, ranks.shape[1], channels,
+            ranks, offsets, limits, table, extras, unfit, out, unsure, i, number, dims, ranks.shape[1], channels,
             number // group, floor, enough,
         )  # fmt: skip
     if spool:
@@ -247,8 +244,8 @@ def walking(terms: Terms, width: int, parts: int, shared: int) -> Defines:
 def gathering(width: int, parts: int, turned: bool, marked: bool) -> Defines:
     """The macros of gather.cu."""
     return (
-        ("VEC", width // 32), ("PARTS", parts), ("WARPS", WARPS), ("QUERIES", QUERIES), ("TURNED", int(turned)),
-        ("MARKED", int(marked)),
+        ("WIDTH", width), ("PARTS", parts), ("WARPS", WARPS), ("QUERIES", QUERIES), ("RESIDENT", GATHERING),
+        ("TURNED", int(turned)), ("MARKED", int(marked)),
     )  # fmt: skip
 
 

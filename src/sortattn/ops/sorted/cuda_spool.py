@@ -25,7 +25,7 @@ _SEEN = 1 / 128
 # coordinates that there can be
 MOST = 1 << 16
 # blocks of a multiprocessor; bytes of shared memory that are much, and what a block has beside what it asks for
-_RESIDENT, LARGE, _FIXED = 2, 128 << 10, 6 << 10
+RESIDENT, LARGE, _FIXED = 2, 128 << 10, 6 << 10
 
 
 def pitch_of(value: Tensor, dtype: torch.dtype, terms: Terms, bandwidth: Bandwidth) -> float:
@@ -53,14 +53,12 @@ class Spool:
         # where codes are on the circle, and which of all that there can be
         self.spots, self.turned = circle[: 2 * MOST], circle[2 * MOST :]
         heads, number, dims = query.shape
-        # lines with classes that have lost digits, how many of these a query has, and whether it has to be mended
-        self.doubtful, self.marks = (
-            torch.zeros(n, dtype=torch.int32, device=query.device) for n in (heads * dims, heads * number)
-        )
+        # lines with classes that have lost digits, and queries that have to be mended
+        self.doubtful = torch.zeros(heads * dims, dtype=torch.int32, device=query.device)
         self.unsure = torch.empty(heads, number, dtype=torch.bool, device=query.device)
         self.enough = _SEEN * key.shape[1] * self.height
         processors, _, shared, *_ = room.device(query.device)
-        self._warps, self._blocks = _warps(shared), min(heads * dims, processors * _RESIDENT)
+        self._warps, self._blocks = _warps(shared), min(heads * dims, processors * RESIDENT)
         self._kernel = launch.Kernel(SOURCE, "spool", (*half, *defines_of(walking, shared, weight is not None)))
 
     def walk(self, lines: tuple[Tensor, ...], limits: Tensor, *sums: Tensor | int) -> None:
@@ -80,7 +78,7 @@ class Spool:
 def defines_of(walking: Defines, shared: int, weighed: bool) -> Defines:
     """The macros of spool.cu."""
     others = (pair for pair in walking if pair[0] not in ("CREW", "RESIDENT"))
-    return *others, ("CREW", _warps(shared)), ("RESIDENT", _RESIDENT), ("WEIGHED", int(weighed))
+    return *others, ("CREW", _warps(shared)), ("RESIDENT", RESIDENT), ("WEIGHED", int(weighed))
 
 
 def _warps(shared: int) -> int:

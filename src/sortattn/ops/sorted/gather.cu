@@ -1,40 +1,48 @@
 // From the means of every class, see class_line.cu, to queries: each adds up one row of every dimension, by its weight.
 //
-// Macros: those of half.cu, VEC (channels of a lane), PARTS (of the channels, each for a warp), WARPS (of a block),
-// QUERIES (of a warp), those of order.cu and MARKED (extra scalars say which classes have lost digits, see spool.cu).
+// A lane has eight channels, sixteen bytes, and a few lanes side by side a row, so that a warp reads the rows of
+// several queries at a time; those of the next dimension are on their way while these are added.
+//
+// Macros: those of half.cu, WIDTH (channels of a warp), PARTS (of the channels, each for a warp), WARPS (of a block),
+// QUERIES (of a warp), RESIDENT (blocks of a multiprocessor), those of order.cu and MARKED (extra scalars say which
+// classes have lost digits, see spool.cu).
 
 #include "half.cu"
 #include "order.cu"
 #include "search.cu"
 
 typedef float real;
-constexpr int WIDTH = 32 * VEC;
 constexpr index_t STRIDE = index_t(PARTS) * WIDTH;
+// channels of a lane, lanes that have a row, and queries of each of them
+constexpr int EIGHT = 8, ACROSS = WIDTH / EIGHT, EACH = QUERIES * ACROSS / 32;
+static_assert(EACH * 32 == QUERIES * ACROSS && EACH % 2 == 0, "as many queries for every lane");
 
 // a row of the table, of a lane
-#if VEC == 1
-struct Packed {
-    half_t at;
+struct alignas(16) Packed {
+    unsigned at[EIGHT / 2];
 
-    __device__ void add_to(real (&sum)[VEC], real weight) const { sum[0] += weight * widen(at); }
-};
-#else
-struct alignas(2 * VEC) Packed {
-    unsigned at[VEC / 2];
-
-    __device__ void add_to(real (&sum)[VEC], real weight) const {
+    __device__ void add_to(real (&sum)[EIGHT], real weight) const {
 #pragma unroll
-        for (int c = 0; c < VEC; c += 2) {
+        for (int c = 0; c < EIGHT; c += 2) {
             real low, high;
             widen(at[c / 2], low, high);
             sum[c] += weight * low, sum[c + 1] += weight * high;
         }
     }
 };
-#endif
-// numbers of classes of neighbouring queries, as they are read
-struct alignas(2 * QUERIES) Some {
-    unsigned word[QUERIES / 2];
+// numbers of classes of neighbouring queries, as they are read, and where the rows of their line begin
+struct alignas(2 * EACH) Some {
+    unsigned word[EACH / 2];
+
+    __device__ unsigned at(int q) const { return word[q / 2] >> q % 2 * 16 & 0xffffu; }
+};
+struct Ranks {
+    Some some;
+    index_t offset;
+};
+struct Rows {
+    Packed row[EACH];
+    real extra[EACH];
 };
 
 // as in quotient.cu
@@ -45,73 +53,65 @@ __device__ inline real reciprocal(real total, real floor) {
 
 // Queries of the heads of a round: `out (heads, number, channels)`, the mean of their rows by the extras, NaN in heads
 // that are `unfit (heads, group)`. `ranks (heads, dims, pitch)` are the classes. A query is `unsure (heads, number)` if
-// it has less than `enough` for every class that has lost digits, of which there are `marks (heads, number)`.
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+// it has less than `enough` for every class that has lost digits.
+extern "C" __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
     gather(const half_t *ranks, const index_t *offsets, const int *rounds, const half_t *table, const real *extras,
-           const int *unfit, half_t *out, const int *marks, bool *unsure, index_t round, index_t number, index_t dims,
-           index_t pitch, index_t channels, index_t each, double floor, double enough) {
-    int lane = threadIdx.x % 32, warp = own_warp();
-    index_t tiles = (number + QUERIES * WARPS - 1) / (QUERIES * WARPS), begin = rounds[round];
-    index_t jobs = (rounds[round + 1] - begin) * tiles;
-    const char *rows = reinterpret_cast<const char *>(table + blockIdx.y * WIDTH + lane * VEC);
-    for (index_t job = blockIdx.x; job < jobs; job += gridDim.x) {
+           const int *unfit, half_t *out, bool *unsure, index_t round, index_t number, index_t dims, index_t pitch,
+           index_t channels, index_t each, double floor, double enough) {
+    int lane = threadIdx.x % 32, warp = own_warp(), place = lane % ACROSS * EIGHT;
+    unsigned tiles = unsigned((number + QUERIES * WARPS - 1) / (QUERIES * WARPS)), begin = rounds[round];
+    unsigned jobs = (rounds[round + 1] - begin) * tiles, group = unsigned((number + each - 1) / each);
+    const char *rows = reinterpret_cast<const char *>(table + blockIdx.y * WIDTH + place);
+    for (unsigned job = blockIdx.x; job < jobs; job += gridDim.x) {
         index_t p = begin + job / tiles, first = (job % tiles * WARPS + warp) * QUERIES;
         if (first >= number) continue;
-        real sum[QUERIES][VEC] = {};
-        real total[QUERIES] = {};
-        for (index_t several = 0; several < dims; several += 32) {
-            // a lane has the classes of one dimension
-            bool there = several + lane < dims;
-            Some mine = {};
-            index_t offset = 0;
-            real extra[QUERIES] = {};
-            if (there) {
-                index_t line = p * dims + several + lane;
-                mine = *reinterpret_cast<const Some *>(ranks + line * pitch + first);
-                offset = offsets[line];
+        first += lane / ACROSS * EACH;
+        auto ranks_of = [&](index_t d) {
+            index_t line = p * dims + min(d, dims - 1);
+            return Ranks{*reinterpret_cast<const Some *>(ranks + line * pitch + first), offsets[line]};
+        };
+        auto rows_of = [&](const Ranks &which) {
+            Rows found;
+            const char *line = rows + which.offset * (STRIDE * sizeof(half_t));
+            const real *scalars = extras + which.offset;
 #pragma unroll
-                for (int q = 0; q < QUERIES; q++) {
-                    extra[q] = extras[offset + (mine.word[q / 2] >> q % 2 * 16 & 0xffffu)];
-                    total[q] += extra[q];
-                }
+            for (int q = 0; q < EACH; q++) {
+                unsigned rank = which.some.at(q);
+                found.row[q] =
+                    *reinterpret_cast<const Packed *>(line + (unsigned long long)(rank) * (STRIDE * sizeof(half_t)));
+                found.extra[q] = scalars[rank];
             }
-            int some = int(min(dims - several, index_t(32)));
+            return found;
+        };
+        real sum[EACH][EIGHT] = {};
+        real total[EACH] = {};
+        int marks[EACH] = {};
+        Ranks next = ranks_of(0);
+        Rows now = rows_of(next);
+        next = ranks_of(1);
 #pragma unroll 2
-            for (int d = 0; d < some; d++) {
-                const char *line = rows + __shfl_sync(ALL, offset, d) * (STRIDE * sizeof(half_t));
-                Packed row[QUERIES];
+        for (index_t d = 0; d < dims; d++) {
+            Rows coming = rows_of(next);
+            next = ranks_of(d + 2);
 #pragma unroll
-                for (int q = 0; q < QUERIES; q += 2) {
-                    unsigned two = __shfl_sync(ALL, mine.word[q / 2], d);
-                    row[q] =
-                        *reinterpret_cast<const Packed *>(line + (two & 0xffffu) * unsigned(STRIDE * sizeof(half_t)));
-                    row[q + 1] =
-                        *reinterpret_cast<const Packed *>(line + (two >> 16) * unsigned(STRIDE * sizeof(half_t)));
-                }
-#pragma unroll
-                for (int q = 0; q < QUERIES; q++) row[q].add_to(sum[q], __shfl_sync(ALL, extra[q], d));
+            for (int q = 0; q < EACH; q++) {
+                now.row[q].add_to(sum[q], now.extra[q]);
+                total[q] += now.extra[q];
+                if (MARKED) marks[q] += int(__float_as_uint(now.extra[q]) & 1u);
             }
+            now = coming;
         }
 #pragma unroll
-        for (int q = 0; q < QUERIES; q++) {
-            real all = total[q];
-#pragma unroll
-            for (int offset = 16; offset; offset >>= 1) all += __shfl_xor_sync(ALL, all, offset);
+        for (int q = 0; q < EACH; q++) {
             if (first + q >= number) continue;
-            bool spoilt = unfit[p * ((number + each - 1) / each) + (first + q) / each];
-            if (MARKED && lane == 0 && blockIdx.y == 0) {
-                index_t m = p * number + first + q;
-                unsure[m] = all < real(enough) * marks[m] && !spoilt;
-            }
-            real factor = spoilt ? __int_as_float(0x7fffffff) : reciprocal(all, real(floor));
+            bool spoilt = unfit[p * group + unsigned(first + q) / unsigned(each)];
+            if (MARKED && place == 0 && blockIdx.y == 0)
+                unsure[p * number + first + q] = total[q] < real(enough) * marks[q] && !spoilt;
+            real factor = spoilt ? __int_as_float(0x7fffffff) : reciprocal(total[q], real(floor));
             half_t *row = out + (p * number + first + q) * channels;
-#if VEC == 1
-            index_t c = blockIdx.y * WIDTH + turned(lane);
-            if (c < channels) row[c] = half_t(narrow(factor * sum[q][0], real(0)));
-#else
 #pragma unroll
-            for (int i = 0; i < VEC; i += 2) {
-                index_t c = blockIdx.y * WIDTH + turned(lane * VEC + i);
+            for (int i = 0; i < EIGHT; i += 2) {
+                index_t c = blockIdx.y * WIDTH + turned(place + i);
                 unsigned two = narrow(factor * sum[q][i], factor * sum[q][i + 1]);
                 if (channels % 2 == 0 && c < channels) {
                     *reinterpret_cast<unsigned *>(row + c) = two;
@@ -120,22 +120,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
                     if (c + 1 < channels) row[c + 1] = half_t(two >> 16);
                 }
             }
-#endif
-        }
-    }
-}
-
-// Count in `marks (heads, number)`, of every query of the heads of a round, classes that have lost digits, on lines
-// that are `doubtful`.
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
-    doubt(const half_t *ranks, const index_t *offsets, const int *rounds, const real *extras, const int *doubtful,
-          int *marks, index_t round, index_t number, index_t dims, index_t pitch) {
-    index_t stop = rounds[round + 1] * dims;
-    for (index_t line = rounds[round] * dims + blockIdx.x; line < stop; line += gridDim.x) {
-        if (!doubtful[line]) continue;
-        for (index_t m = threadIdx.x; m < number; m += 32 * WARPS) {
-            real extra = extras[offsets[line] + ranks[line * pitch + m]];
-            if (__float_as_uint(extra) & 1u) atomicAdd(marks + line / dims * number + m, 1);
         }
     }
 }

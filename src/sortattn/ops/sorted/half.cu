@@ -71,6 +71,16 @@ __device__ inline unsigned code_of(half_t bits) {
     unsigned word = unfit_bits(bits) || bits == 0x8000 ? 0u : bits;
     return word & 0x8000u ? ~word & 0xffffu : word | 0x8000u;
 }
+// Of the two numbers of a word, if none is special: not finite, or -0.0 (some others count as such).
+__device__ inline unsigned codes_of(unsigned word) {
+    return word ^ ((word >> 15 & 0x00010001u) * 0xffffu | 0x80008000u);
+}
+__device__ inline bool is_special(unsigned word) {
+    constexpr unsigned ONES = 0x00010001u, SIGNS = 0x80008000u, LOWEST = BFLOAT ? 0x0080u : 0x0400u;
+    constexpr unsigned EXPONENTS = (0x8000u - LOWEST) * ONES;
+    unsigned other = word ^ SIGNS;
+    return ((((word & EXPONENTS) + LOWEST * ONES) | (other - ONES & ~other)) & SIGNS) != 0u;
+}
 __device__ inline float number_of(unsigned code) { return widen(half_t(code & 0x8000u ? code & 0x7fffu : ~code)); }
 
 // A point on a sorted line: its code, and its index below.

@@ -35,8 +35,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     wind(const point_t *keys, const point_t *queries, const float *weights, const double *taus, double tau,
          double pitch, Winding *windings, index_t count, index_t number, index_t dims, index_t slopes) {
     __shared__ float ends[2][THREADS];
-    __shared__ float sample[LINES][KEYS];
-    __shared__ word parts[LINES][KEYS];
+    // lines begin in different banks
+    __shared__ float sample[LINES][KEYS + 1];
+    __shared__ word parts[LINES][KEYS + 1];
     __shared__ int at_edge[LINES], tied[LINES], best[LINES], strays[LINES];
     index_t groups = (dims + LINES - 1) / LINES, head = blockIdx.x / groups, d = blockIdx.x % groups * LINES;
     int mine = threadIdx.x % LINES, thread = threadIdx.x / LINES;
@@ -44,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     keys += head * count * dims + d + mine, queries += head * number * dims + d + mine;
     float least = __uint_as_float(0x7f800000u), most = -least;
     if (here) {
-#pragma unroll 8
+#pragma unroll 16
         for (index_t n = thread; n < count; n += EACH) {
             float x = finite_or_zero(widen(keys[n * dims]));
             least = fminf(least, x), most = fmaxf(most, x);
@@ -85,13 +86,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
         if (open) atomicMax(best + mine, inside * EACH + thread);
         __syncthreads();
-        float begin = begin_at(best[mine] % EACH);
+        float begin = begin_at(best[mine] % EACH), end = begin + float(CELLS);
         open = open && fabsf(begin) < 4194304.0f;
         int missed = 0;
-#pragma unroll 8
+#pragma unroll 16
         for (index_t n = thread; n < (open ? count : 0); n += EACH) {
-            float beyond = winding.cell(finite_or_zero(widen(keys[n * dims])), part) - begin;
-            missed += beyond < 0.0f || beyond >= float(CELLS);
+            // as `cell` finds it, by the sign of what is left
+            float x = finite_or_zero(widen(keys[n * dims]));
+            missed += __fmaf_rn(-begin, winding.period, x) < 0.0f || __fmaf_rn(-end, winding.period, x) >= 0.0f;
         }
         if (missed) atomicAdd(strays + mine, missed);
         __syncthreads();
