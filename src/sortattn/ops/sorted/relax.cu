@@ -14,6 +14,8 @@
 
 #include "class_line.cu"
 
+#include "power.cu"
+
 #include "tensor.cu"
 
 static_assert(RATE && NODES == 1 && POWERS <= 8, "a single node with an exponential, and few sums of it");
@@ -38,17 +40,6 @@ struct alignas(128) Station {
     alignas(16) half_t weights[2 * POWERS][KEYS];
     alignas(16) half_t scalars[KEYS];
 };
-
-__device__ inline real power_of_two(real x) {
-#ifdef __CUDA_ARCH__
-    real y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-#else
-    real y = exp2(x);
-    return y < real(1.17549435e-38) ? real(0) : y;
-#endif
-}
 
 // The kernel, sum_i at[i] x^i 2^-x.
 struct Polynomial {

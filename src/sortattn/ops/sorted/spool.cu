@@ -58,14 +58,6 @@ struct Strays {
 struct alignas(16) State {
     real slopes[SEEN][2 * COLUMNS], values[SEEN][2 * COLUMNS];
 };
-// Numbers of thirty-two keys, those that a lane has side by side: `of_part[lane % 4]`.
-template <typename T> struct alignas(16) Keys {
-    struct alignas(16) Some {
-        T at[8];
-    } of_part[4];
-
-    __device__ T &of(int key) { return of_part[key % 8 / 2].at[key / 8 * 2 + key % 2]; }
-};
 struct alignas(128) Station {
     Brought rows[2];
     State state;
@@ -145,13 +137,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
             __syncwarp();
         };
         // what passing a key does to the slope of a cell
-        auto changes_of = [&](int cell) {
-            Words changes;
-            Keys<half_t>::Some some = station.changes[cell].of_part[part];
-#pragma unroll
-            for (int i = 0; i < 4; i++) changes.at[i] = some.at[2 * i] | unsigned(some.at[2 * i + 1]) << 16;
-            return changes;
-        };
+        auto changes_of = [&](int cell) { return words_of(station.changes[cell], part); };
         // where the next stretch begins
         auto end_of = [&](const auto &walk, int stretch) {
             real next = __shfl_sync(ALL, walk.next_point.part, 0);

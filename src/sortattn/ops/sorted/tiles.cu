@@ -27,6 +27,22 @@ struct Words {
     }
 };
 
+// Numbers of thirty-two keys, those that a lane has side by side: `of_part[lane % 4]`.
+template <typename T> struct alignas(16) Keys {
+    struct alignas(16) Some {
+        T at[8];
+    } of_part[4];
+
+    __device__ T &of(int key) { return of_part[key % 8 / 2].at[key / 8 * 2 + key % 2]; }
+};
+__device__ inline Words words_of(const Keys<half_t> &numbers, int part) {
+    Words words;
+    Keys<half_t>::Some some = numbers.of_part[part];
+#pragma unroll
+    for (int i = 0; i < 4; i++) words.at[i] = some.at[2 * i] | unsigned(some.at[2 * i + 1]) << 16;
+    return words;
+}
+
 // The digits of a number that tensor cores see, and those behind them.
 __device__ inline real seen_of(real x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
 __device__ inline real rest_of(real x) { return x - seen_of(x); }
