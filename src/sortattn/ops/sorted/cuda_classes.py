@@ -263,7 +263,7 @@ def _shared(terms: Terms, width: int, shared: int) -> int:
     if terms.rate:
         sums = 4 * _sum(terms, width)
         station = 2 * _KEYS * width * 2 + 4 * _KEYS
-        station += 2 * _KEYS * 4 if powers == 1 else 5 * sums + 2 * _KEYS * (2 * powers + 1)
+        station += 2 * sums + 2 * _KEYS * 4 if powers == 1 else 5 * sums + 2 * _KEYS * (2 * powers + 1)
         return crew * _whole(station, 128) + 2 * crew * cells * sums
     numbers = powers * (width + 1)
     item = 8 if powers == 1 else _whole(4 * powers + 4, 16)

@@ -52,6 +52,8 @@ struct alignas(16) Sum {
 };
 struct alignas(128) Station {
     Brought rows[2];
+    // what is above the next stretch, as it comes from the notes
+    Sum notes[2];
     Keys<real> places;
     // of the sums of a stretch, and of none
     Keys<half_t> weights[3];
@@ -175,20 +177,19 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
             int first = begin_of(run), last = begin_of(run + 1);
             if (first == last) continue;
             real high = edges[run + 1];
-            // what is below the stretch, or above the run, and what is above the next stretch within the run
-            Lone held = {}, note = {};
+            // what is below the stretch, or above the run
+            Lone held = {};
             if (part < 2) held = (part == 0 ? lower : upper)[run].load(own);
-            auto read_note = [&](int stretch) {
-                if (part == 1 && stretch < last)
-                    note = notes[stretch].load(own);
-                else
-                    note = {};
-            };
-            read_note(first + 1);
             int at = firsts[run], end = firsts[run + 1];
             real next_s = at + lane < end ? along.classes.place(at + lane) : real(0);
             Stretches walk(Int<1>(), along.points, along.given, station.rows, first, lane, Coordinate(),
-                           [](int, int) {});
+                           [&](int to, int stretch) {
+                               const Sum &note = notes[min(stretch + 1, stretches - 1)];
+                               constexpr int BYTES = sizeof(Sum);
+                               if (lane * 16 < BYTES)
+                                   begin_copy_around(reinterpret_cast<char *>(station.notes + to) + lane * 16,
+                                                     reinterpret_cast<const char *>(&note) + lane * 16);
+                           });
             for (int stretch = first; stretch < last; stretch++) {
                 const Brought &here = walk.next(lane);
                 real t = walk.point;
@@ -206,10 +207,10 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                 real older = part == 0 && !final ? power_of_two((origin - next) * unit) : real(1);
                 real newer = part == 0 && !final ? power_of_two((last_key - next) * unit) : real(0);
                 if (final) next = infinity();
-                Lone state;
+                bool within = part == 1 && stretch + 1 < last;
+                Lone state = station.notes[walk.held].load(own);
 #pragma unroll
-                for (int i = 0; i <= EIGHTS; i++) state.at[i] = fading * held.at[i] + note.at[i];
-                read_note(stretch + 2);
+                for (int i = 0; i <= EIGHTS; i++) state.at[i] = fading * held.at[i] + (within ? state.at[i] : real(0));
                 __syncwarp();
                 // from where a lane's sum is seen
                 real from = part == 0 ? origin : part == 1 ? next : infinity();

@@ -58,6 +58,7 @@ struct Strays {
 struct alignas(16) State {
     real slopes[SEEN][2 * COLUMNS], values[SEEN][2 * COLUMNS];
 };
+static_assert(sizeof(State) >= 32 * 2 * sizeof(Weights), "weights of a product have room there");
 struct alignas(128) Station {
     Brought rows[2];
     State state;
@@ -86,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
     extern __shared__ __align__(128) char shared[];
     Station *stations = reinterpret_cast<Station *>(shared);
     // where runs begin, and behind the last one; the first class of each; keys in the cells around each
-    __shared__ real edges[CREW + 1], around[SEEN];
+    __shared__ real edges[CREW + 1], around[SEEN + 1];
     __shared__ int firsts[CREW + 1];
     __shared__ Strays strays;
     // a lane has the slopes and the values of two cells, and of every eight channels one
@@ -234,6 +235,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                 for (int j = 0; j < SEEN; j++) numbers[j + 1] = number += begin_slopes[j];
 #pragma unroll
                 for (int j = 0; j < SEEN; j++) around[j] = numbers[j] + numbers[j + 1] + numbers[j + 2];
+                around[SEEN] = real(0);
             }
             for (int run = 0; run < CREW; run++) {
                 real length = edges[run + 1] - edges[run];
@@ -252,6 +254,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
         // classes of queries, stretch by stretch
         Eight slopes, values;
         each([&](int i, int k, real &slope, real &value) { slopes.at[i][k] = slope, values.at[i][k] = value; });
+        Weights(&far)[2] = reinterpret_cast<Weights(&)[32][2]>(station.state)[lane];
         int at = firsts[warp], stop_at = firsts[warp + 1];
         auto code_of = [&](int i) { return i < stop_at ? along.classes.codes[i] : half_t(0); };
         // of the next thirty-two classes, and the codes of as many behind them
@@ -276,10 +279,25 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                 code = code_of(at + taken + 32 + lane);
                 // what is left where no key is near is rounding, and nothing is seen
                 int cell = now.cell - first_cell;
-                real near = unsigned(cell) < unsigned(SEEN) ? around[cell] : real(0);
-                int seen = near > real(0) ? cell : SEEN;
+                int seen = unsigned(cell) < unsigned(SEEN) && around[cell] > real(0) ? cell : SEEN;
                 bool stray = lost && __any_sync(ALL, in && (cell < 2 || cell >= SEEN - 2));
                 for (int sixteen = 0; sixteen < taken; sixteen += TALL) {
+                    if (stray) {
+                        // what classes see of strays, where sums were
+#pragma unroll 1
+                        for (int i = 0; i < 8; i++) {
+                            Spot query = circle(code_of(at + sixteen + own + i % 2 * 8));
+                            real weight[2];
+#pragma unroll
+                            for (int k = 0; k < 2; k++) {
+                                int n = i / 2 * 8 + part * 2 + k;
+                                Spot key = strays.spots[min(n, lost - 1)];
+                                real away = fabsf(real(query.cell - key.cell) + (query.part - key.part));
+                                weight[k] = n < lost ? clamped(1.0f - away) : real(0);
+                            }
+                            far[i / 4].word[i % 4] = narrow(weight[0], weight[1]);
+                        }
+                    }
                     Weights matrix[2];
                     Shares at_begin, steep;
                     Keys<real>::Some parts = station.parts.of_part[part];
@@ -314,30 +332,11 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                             }
                         }
                     };
-                    // What it sees of strays.
-                    auto see_strays = [&](Weights(&far)[2]) {
-#pragma unroll
-                        for (int i = 0; i < 8; i++) {
-                            int row = sixteen + own + i % 2 * 8;
-                            Spot query = {__shfl_sync(ALL, now.part, row), __shfl_sync(ALL, now.cell, row)};
-                            real weight[2];
-#pragma unroll
-                            for (int k = 0; k < 2; k++) {
-                                int n = i / 2 * 8 + part * 2 + k;
-                                Spot key = strays.spots[min(n, lost - 1)];
-                                real away = fabsf(real(query.cell - key.cell) + (query.part - key.part));
-                                weight[k] = n < lost ? clamped(1.0f - away) : real(0);
-                            }
-                            far[i / 4].word[i % 4] = narrow(weight[0], weight[1]);
-                        }
-                    };
                     real all[1][4] = {};
                     see(all, EIGHTS, 1);
 #pragma unroll
                     for (int half = 0; half < 2; half++) multiply(all[0], matrix[half], scalars.columns(half));
                     if (stray) {
-                        Weights far[2];
-                        see_strays(far);
 #pragma unroll
                         for (int half = 0; half < 2; half++)
                             multiply(all[0], far[half],
@@ -348,7 +347,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
 #pragma unroll
                     for (int second = 0; second < 2; second++) {
                         int row = sixteen + own + 8 * second;
-                        real here = __shfl_sync(ALL, near, row);
+                        real here = around[__shfl_sync(ALL, seen, row)];
                         // less than that is rounding
                         extra[second] = all[0][2 * second] < LOST * here ? real(0) : all[0][2 * second];
                         unsure[second] = row < taken && extra[second] < FEW_SEEN * here;
@@ -363,11 +362,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                         real sums[4][4] = {};
                         see(sums, from, 4);
                         rows.add_some(sums, from, matrix, lane);
-                        if (stray) {
-                            Weights far[2];
-                            see_strays(far);
-                            strays.rows.add_some(sums, from, far, lane);
-                        }
+                        if (stray) strays.rows.add_some(sums, from, far, lane);
                         if (doubt) {
                             // a mean of values is no larger than they are, but for what was lost
 #pragma unroll

@@ -65,6 +65,12 @@ template <typename T> __device__ inline T read(const T *from) {
     return *from;
 #endif
 }
+// Have what is read later in the second-level cache by then.
+template <typename T> __device__ inline void prefetch(const T *from) {
+#ifdef __CUDA_ARCH__
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+#endif
+}
 // Have a pointer in registers: the compiler would find it afresh wherever it is wanted, if it knew how.
 template <typename T> __device__ inline void keep(const T *&pointer) {
 #ifdef __CUDA_ARCH__
@@ -180,6 +186,7 @@ struct Ordered {
 
     __device__ entry_t entry(int n) const { return read(entries + min(n, count - 1)); }
     __device__ static int index(entry_t entry) { return int(entry & ((entry_t(1) << INDEX) - 1)); }
+    __device__ void expect(int n) const { prefetch(entries + min(n, count - 1)); }
     __device__ half_t code(entry_t entry) const { return read(codes + int(entry >> INDEX)); }
 };
 // Their values, as a lane reads them, and their weights.
@@ -192,6 +199,8 @@ struct Values {
 // one are on their way, and what leads to those behind it: `find(code)` is the point of a class. `also(to, stretch)`
 // may bring more, to one of two rooms.
 template <int STEP, typename Find, typename Also> struct Stretches {
+    // stretches until entries are read that are sent for
+    static constexpr int FAR_AHEAD = 10;
     const Ordered &points;
     const Values &values;
     Brought *rooms;
@@ -222,6 +231,7 @@ template <int STEP, typename Find, typename Also> struct Stretches {
         scalar = next_scalar, next_scalar = scalar_of(entry);
         bring(entry, lane);
         entry = second, second = third, third = entry_at(3, lane);
+        points.expect(at(FAR_AHEAD) * KEYS + lane);
         wait_for_older();
         __syncwarp();
         return rooms[held];
