@@ -123,6 +123,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                            [](int, int) {});
             for (int stretch = last - 1; stretch >= first; stretch--) {
                 const Brought &here = walk.next(lane);
+                walk.look_ahead(lane);
                 real t = walk.point;
                 int some = min(KEYS, keys - stretch * KEYS);
                 bool there = lane < some;
@@ -285,6 +286,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                     arrive(code);
                     next_s = number_of(code);
                 } while (taken == 32);
+                walk.look_ahead(lane);
                 // keys of the stretch join those below
                 Words weights = words_of(station.weights[own ? 2 : 0], part);
                 Eight sums = {};

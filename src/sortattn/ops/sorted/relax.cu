@@ -173,6 +173,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                            [](int, int) {});
             for (int stretch = last - 1; stretch >= first; stretch--) {
                 const Brought &here = walk.next(lane);
+                walk.look_ahead(lane);
                 real t = walk.point;
                 int some = min(KEYS, keys - stretch * KEYS);
                 bool there = lane < some;
@@ -384,6 +385,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                     arrive(code);
                     next_s = number_of(code);
                 } while (taken == CLASSES);
+                walk.look_ahead(lane);
                 // keys of the stretch join those below: the power of a lane is that of its second row
                 int power = 7 - own;
                 Fading older(final ? real(0) : (next - origin) * unit);

@@ -174,6 +174,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
             Stretches walk(Int<1>(), along.points, along.given, station.rows, first, lane, circle, [](int, int) {});
             for (int stretch = first; stretch < last; stretch++) {
                 const Brought &rows = walk.next(lane);
+                walk.look_ahead(lane);
                 Words scalars;
                 prepare(scalars, walk, stretch);
                 int cell = walk.point.cell - first_cell;
@@ -383,6 +384,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                 at += taken;
                 arrive(code), arrive(spot);
             } while (taken == 32);
+            walk.look_ahead(lane);
 #pragma unroll
             for (int i = 0; i < 4 * (TILES + 1); i++)
                 values.at[i / 4][i % 4] += (end - begin) * slopes.at[i / 4][i % 4];

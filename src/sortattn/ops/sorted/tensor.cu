@@ -227,14 +227,19 @@ template <int STEP, typename Find, typename Also> struct Stretches {
     // Go on to the next stretch, whose rows are there; those behind it are brought.
     __device__ const Brought &next(int lane) {
         coming += STEP;
-        point = next_point, next_point = later_point, later_point = find(code), code = points.code(third);
+        point = next_point, next_point = later_point;
         scalar = next_scalar, next_scalar = scalar_of(entry);
         bring(entry, lane);
-        entry = second, second = third, third = entry_at(3, lane);
-        points.expect(at(FAR_AHEAD) * KEYS + lane);
         wait_for_older();
         __syncwarp();
         return rooms[held];
+    }
+    // What leads to stretches behind, once for each, and when other loads are there: those that are waited for would
+    // have to wait for these too.
+    __device__ void look_ahead(int lane) {
+        later_point = find(code), code = points.code(third);
+        entry = second, second = third, third = entry_at(3, lane);
+        points.expect(at(FAR_AHEAD) * KEYS + lane);
     }
     // The extra scalars of the stretch, of the keys that a lane has, by way of `room`.
     __device__ void weigh(unsigned (&words)[4], half_t *room, bool there, int lane) const {
