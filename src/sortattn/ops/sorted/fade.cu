@@ -226,8 +226,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                     bool far = __any_sync(ALL, in && fabsf(s - origin) * unit > NEAR);
                     if (far) {
                         nearest = min(in ? (next - s) * unit : real(0), FARTHEST);
-                        for (int k = 0; k < some; k++)
-                            nearest = min(nearest, fabsf(s - station.places.of(k)) * unit);
+                        for (int k = 0; k < some; k++) nearest = min(nearest, fabsf(s - station.places.of(k)) * unit);
                     }
                     for (int sixteen = 0; sixteen < taken; sixteen += TALL) {
                         Keys<real>::Some places = station.places.of_part[part];

@@ -203,12 +203,8 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
         // sums at the begin of every run, a column for each thread
         if (threadIdx.x <= WIDTH) {
             int column = threadIdx.x;
-            auto slope_of = [&](int run, int cell) -> real & {
-                return stations[run].state.slopes[cell][column];
-            };
-            auto value_of = [&](int run, int cell) -> real & {
-                return stations[run].state.values[cell][column];
-            };
+            auto slope_of = [&](int run, int cell) -> real & { return stations[run].state.slopes[cell][column]; };
+            auto value_of = [&](int run, int cell) -> real & { return stations[run].state.values[cell][column]; };
             real slopes[SEEN] = {}, values[SEEN] = {};
             for (int run = 0; run < CREW; run++) {
                 real length = edges[run + 1] - edges[run];
@@ -340,8 +336,9 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                     if (stray) {
 #pragma unroll
                         for (int half = 0; half < 2; half++)
-                            multiply(all[0], far[half],
-                                     {{two_of(strays.scalars, 2 * half, lane), two_of(strays.scalars, 2 * half + 1, lane)}});
+                            multiply(
+                                all[0], far[half],
+                                {{two_of(strays.scalars, 2 * half, lane), two_of(strays.scalars, 2 * half + 1, lane)}});
                     }
                     real extra[2];
                     bool unsure[2];

@@ -319,6 +319,5 @@ __device__ inline void store_some(half_t *row, const real (*sums)[4], int from, 
 // The same of all channels.
 __device__ inline void store_means(half_t *row, const Sixteen &sums, int second, real share, int lane) {
 #pragma unroll
-    for (int i = 0; i < EIGHTS; i += 4)
-        store_some(row, sums.at + i, i, second, share, lane);
+    for (int i = 0; i < EIGHTS; i += 4) store_some(row, sums.at + i, i, second, share, lane);
 }

@@ -64,13 +64,14 @@ __device__ inline void multiply(real (&sum)[4], const Shares &shares, real first
           "r"(bits(first)), "r"(bits(second)));
 #else
     static real held[32][32][6];
-    real (&warp)[32][6] = held[threadIdx.x / 32];
+    real(&warp)[32][6] = held[threadIdx.x / 32];
     int lane = threadIdx.x % 32;
     for (int i = 0; i < 6; i++) warp[lane][i] = seen_of(i < 4 ? shares.at[i] : i == 4 ? first : second);
     __syncwarp();
     for (int i = 0; i < 4; i++) {
         int row = lane / 4, column = lane % 4 * 2 + i % 2;
-        for (int k = 0; k < 8; k++) sum[i] += warp[row * 4 + k % 4][k / 4 * 2 + i / 2] * warp[column * 4 + k % 4][4 + k / 4];
+        for (int k = 0; k < 8; k++)
+            sum[i] += warp[row * 4 + k % 4][k / 4 * 2 + i / 2] * warp[column * 4 + k % 4][4 + k / 4];
     }
     __syncwarp();
 #endif
