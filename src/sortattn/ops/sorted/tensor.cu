@@ -65,12 +65,6 @@ template <typename T> __device__ inline T read(const T *from) {
     return *from;
 #endif
 }
-// Have what is read later in the second-level cache by then.
-template <typename T> __device__ inline void prefetch(const T *from) {
-#ifdef __CUDA_ARCH__
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
-#endif
-}
 // Have a pointer in registers: the compiler would find it afresh wherever it is wanted, if it knew how.
 template <typename T> __device__ inline void keep(const T *&pointer) {
 #ifdef __CUDA_ARCH__
@@ -186,7 +180,6 @@ struct Ordered {
 
     __device__ entry_t entry(int n) const { return read(entries + min(n, count - 1)); }
     __device__ static int index(entry_t entry) { return int(entry & ((entry_t(1) << INDEX) - 1)); }
-    __device__ void expect(int n) const { prefetch(entries + min(n, count - 1)); }
     __device__ half_t code(entry_t entry) const { return read(codes + int(entry >> INDEX)); }
 };
 // Their values, as a lane reads them, and their weights.
@@ -199,8 +192,6 @@ struct Values {
 // one are on their way, and what leads to those behind it: `find(code)` is the point of a class. `also(to, stretch)`
 // may bring more, to one of two rooms.
 template <int STEP, typename Find, typename Also> struct Stretches {
-    // stretches until entries are read that are sent for
-    static constexpr int FAR_AHEAD = 10;
     const Ordered &points;
     const Values &values;
     Brought *rooms;
@@ -239,7 +230,6 @@ template <int STEP, typename Find, typename Also> struct Stretches {
     __device__ void look_ahead(int lane) {
         later_point = find(code), code = points.code(third);
         entry = second, second = third, third = entry_at(3, lane);
-        points.expect(at(FAR_AHEAD) * KEYS + lane);
     }
     // The extra scalars of the stretch, of the keys that a lane has, by way of `room`.
     __device__ void weigh(unsigned (&words)[4], half_t *room, bool there, int lane) const {
