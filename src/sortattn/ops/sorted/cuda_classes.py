@@ -1,6 +1,6 @@
 """Attention of 16-bit inputs on NVIDIA GPUs by classes of equal coordinates, see classes.cu.
 
-Their lines are walked by relax.cu, spool.cu or ascend.cu.
+Their lines are walked by fade.cu, relax.cu, spool.cu or ascend.cu.
 """
 
 import math

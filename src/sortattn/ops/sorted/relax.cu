@@ -1,5 +1,5 @@
-// The walk along lines of sixteen-bit coordinates for kernels with an exponential, whose keys above count as those
-// below do: for every class of queries a mean of the values, see class_line.cu.
+// The walk along lines of sixteen-bit coordinates for polynomials with an exponential, whose keys above count as those
+// below do: for every class of queries a mean of the values, see class_line.cu. An exponential alone has fade.cu.
 //
 // A block has a line, whose keys go by stretches of thirty-two, and these by runs. What keys of other stretches give to
 // a class is known by two sums, of those below the stretch, around its first key, and of those above, around the first
