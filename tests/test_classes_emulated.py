@@ -95,6 +95,15 @@ def test_attention_matches_the_definition(name, shape, dtype, served):
     assert "walk" not in served
 
 
+@pytest.mark.parametrize(("name", "walk"), [("add_laplace", "fade"), ("matern32", "relax")])
+def test_an_exponential_alone_has_a_walk_of_its_own(name, walk, served):
+    # stretches with no class, with more than a product has, and with more than are looked at together
+    query, key, value = points("normal", 1, 400, 300, 2, 64, HALF)
+    query[0, :150] = key[0, 40] + query[0, :150] / 64
+    check(KERNELS[name], (query, key, value))
+    assert {"fade", "relax"} & set(served) == {walk}
+
+
 @pytest.mark.parametrize("kind", ["ties", "shifted", "far", "one sided", "apart", "equal"])
 @pytest.mark.parametrize("name", KERNELS)
 def test_ties_offsets_and_outliers(name, kind, served):

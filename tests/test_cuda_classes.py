@@ -27,9 +27,9 @@ def half(dtype=torch.float16, long=0):
 
 def compile_walk(name, architecture, width=64, parts=1, shared=227 << 10, **options) -> None:
     terms = KERNELS[name].terms()
-    source, entry = (cuda_classes.RELAX, b"relax") if terms.rate else (cuda_classes.ASCEND, b"ascend")
+    source, entry = cuda_classes.walk_of(terms) if terms.rate else (cuda_classes.ASCEND, "ascend")
     defines = (*half(), *cuda_classes.walking(terms, width, parts, shared), ("TURNED", 0), ("WEIGHED", 1))
-    assert entry in machine_code(source, defines, architecture, **options)
+    assert entry.encode() in machine_code(source, defines, architecture, **options)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -1,6 +1,6 @@
 """Attention of 16-bit inputs on NVIDIA GPUs by classes of equal coordinates, see classes.cu.
 
-Their lines are walked by relax.cu, spool.cu or ascend.cu.
+Their lines are walked by fade.cu, relax.cu, spool.cu or ascend.cu.
 """
 
 import math
@@ -17,8 +17,8 @@ from ...kernels import Terms
 from . import cuda_spool, room
 from .lines import Bandwidth
 
-CLASSES, RELAX, ASCEND, GATHER = (
-    Path(__file__).with_name(f"{name}.cu") for name in ("classes", "relax", "ascend", "gather")
+CLASSES, RELAX, FADE, ASCEND, GATHER = (
+    Path(__file__).with_name(f"{name}.cu") for name in ("classes", "relax", "fade", "ascend", "gather")
 )
 # points whose indices have 16 bits
 _SHORT = 1 << 16
@@ -176,7 +176,7 @@ def _attend(
     keys, queries = (entries, key_classes), (classes, counts, offsets)
     given = limits, values, weight, _table(terms, query.device), None if tau else bandwidth, tau
     if terms.rate:
-        source, entry, others = RELAX, "relax", ("WEIGHED", int(weight is not None))
+        source, entry, others = *walk_of(terms), ("WEIGHED", int(weight is not None))
         notes = empty(_notes(terms, stride, lines, count, query.device), dtype=torch.float32)
         walked = *keys, *queries, *given, notes
     else:
@@ -230,8 +230,13 @@ def crew_of(terms: Terms, shared: int) -> tuple[int, int, int]:
     return (8, 4, 4) if terms.folded else (6, 4, 4)
 
 
+def walk_of(terms: Terms) -> tuple[Path, str]:
+    """The walk of a kernel with an exponential, alone or with a polynomial."""
+    return (FADE, "fade") if terms.below.shape[1] == 1 else (RELAX, "relax")
+
+
 def walking(terms: Terms, width: int, parts: int, shared: int) -> Defines:
-    """The macros of relax.cu and ascend.cu."""
+    """The macros of relax.cu, fade.cu and ascend.cu."""
     (nodes, powers), (crew, resident, cells) = terms.below.shape, crew_of(terms, shared)
     return (
         ("REAL", "float"), ("VEC", width // 32), ("PARTS", parts), ("NODES", nodes), ("POWERS", powers), ("HALVES", 0),
@@ -250,11 +255,12 @@ def gathering(width: int, parts: int, turned: bool, marked: bool) -> Defines:
 
 
 def _shared(terms: Terms, width: int, shared: int) -> int:
-    """The shared memory of a block that walks: stations and shelves, as in relax.cu and ascend.cu."""
+    """The shared memory of a block that walks: stations and shelves, as in relax.cu, fade.cu and ascend.cu."""
     (nodes, powers), (crew, _, cells) = terms.below.shape, crew_of(terms, shared)
     if terms.rate:
         sums = 4 * _sum(terms, width)
-        station = 2 * _KEYS * width * 2 + 5 * sums + 4 * _KEYS + 2 * _KEYS * (2 * powers + 1)
+        station = 2 * _KEYS * width * 2 + 4 * _KEYS
+        station += 2 * sums + 2 * _KEYS * 4 if powers == 1 else 5 * sums + 2 * _KEYS * (2 * powers + 1)
         return crew * _whole(station, 128) + 2 * crew * cells * sums
     numbers = powers * (width + 1)
     item = 8 if powers == 1 else _whole(4 * powers + 4, 16)
@@ -263,7 +269,7 @@ def _shared(terms: Terms, width: int, shared: int) -> int:
 
 
 def _notes(terms: Terms, stride: int, lines: int, count: int, device: torch.device) -> int:
-    """Numbers that relax.cu leaves for itself, for every block and stretch."""
+    """Numbers that relax.cu or fade.cu leaves for itself, for every block and stretch."""
     if not terms.rate:
         return 0
     processors, _, shared, *_ = room.device(device)
@@ -272,7 +278,7 @@ def _notes(terms: Terms, stride: int, lines: int, count: int, device: torch.devi
 
 
 def _sum(terms: Terms, width: int) -> int:
-    """Numbers of a sum of relax.cu."""
+    """Numbers of a sum of relax.cu or fade.cu."""
     return terms.below.shape[1] * (width + 8)
 
 

@@ -88,7 +88,7 @@ def _warps(shared: int) -> int:
 
 def _station(width: int) -> int:
     """The shared memory of a warp: two times thirty-two rows, sixteen sums, points."""
-    return -(-(2 * 32 * width * 2 + 16 * (width + 8) * 4 + 32 * 10) // 128) * 128
+    return -(-(2 * 32 * width * 2 + 16 * (width + 8) * 4 + 9 * 64 + 32 * 6) // 128) * 128
 
 
 @kept

@@ -1,5 +1,5 @@
-// The walk along lines of sixteen-bit coordinates for kernels with an exponential, whose keys above count as those
-// below do: for every class of queries a mean of the values, see class_line.cu.
+// The walk along lines of sixteen-bit coordinates for polynomials with an exponential, whose keys above count as those
+// below do: for every class of queries a mean of the values, see class_line.cu. An exponential alone has fade.cu.
 //
 // A block has a line, whose keys go by stretches of thirty-two, and these by runs. What keys of other stretches give to
 // a class is known by two sums, of those below the stretch, around its first key, and of those above, around the first
@@ -13,6 +13,8 @@
 // Macros: those of class_line.cu, CELLS (runs for each warp) and RESIDENT (blocks of a multiprocessor).
 
 #include "class_line.cu"
+
+#include "power.cu"
 
 #include "tensor.cu"
 
@@ -38,17 +40,6 @@ struct alignas(128) Station {
     alignas(16) half_t weights[2 * POWERS][KEYS];
     alignas(16) half_t scalars[KEYS];
 };
-
-__device__ inline real power_of_two(real x) {
-#ifdef __CUDA_ARCH__
-    real y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-#else
-    real y = exp2(x);
-    return y < real(1.17549435e-38) ? real(0) : y;
-#endif
-}
 
 // The kernel, sum_i at[i] x^i 2^-x.
 struct Polynomial {
@@ -182,6 +173,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                            [](int, int) {});
             for (int stretch = last - 1; stretch >= first; stretch--) {
                 const Brought &here = walk.next(lane);
+                walk.look_ahead(lane);
                 real t = walk.point;
                 int some = min(KEYS, keys - stretch * KEYS);
                 bool there = lane < some;
@@ -393,6 +385,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                     arrive(code);
                     next_s = number_of(code);
                 } while (taken == CLASSES);
+                walk.look_ahead(lane);
                 // keys of the stretch join those below: the power of a lane is that of its second row
                 int power = 7 - own;
                 Fading older(final ? real(0) : (next - origin) * unit);

@@ -18,12 +18,12 @@
 
 #include "tensor.cu"
 
+#include "tiles.cu"
+
 static_assert(NODES == 3 && POWERS == 2 && COMPACT, "a spline with three nodes");
 
 // cells of queries, of which those of keys are all but the first and the last
-constexpr int SEEN = TALL / 2;
-// what is far from all of them
-constexpr real NOWHERE = 100.0f;
+constexpr int SEEN = 8;
 
 // of what is in the cells around, what a class has to see at least for its digits, and what is no more than rounding
 constexpr real FEW_SEEN = 1.0f / 128.0f, LOST = 1e-6f;
@@ -56,13 +56,15 @@ struct Strays {
 
 // Slopes of all cells, and their values.
 struct alignas(16) State {
-    Two slopes[SEEN][COLUMNS], values[SEEN][COLUMNS];
+    real slopes[SEEN][2 * COLUMNS], values[SEEN][2 * COLUMNS];
 };
+static_assert(sizeof(State) >= 32 * 2 * sizeof(Weights), "weights of a product have room there");
 struct alignas(128) Station {
     Brought rows[2];
     State state;
-    alignas(16) real parts[KEYS];
-    alignas(16) real cells[KEYS];
+    // what passing a key does to the slope of every cell, and to none
+    Keys<half_t> changes[SEEN + 1];
+    Keys<real> parts;
     alignas(16) half_t scalars[KEYS];
 };
 
@@ -72,11 +74,6 @@ __device__ inline real clamped(real x) {
 #else
     return fminf(fmaxf(x, 0.0f), 1.0f);
 #endif
-}
-// 1, -2 and 1 for the cell before, the same and the one behind, else zero.
-__device__ inline real change(real cell, real other) {
-    real away = fabsf(cell - other);
-    return clamped(2.0f - away) - 3.0f * clamped(1.0f - away);
 }
 
 // For every class of queries the sum of the weights, `extras`, and the mean of the rows, in the table, those of a line
@@ -90,16 +87,17 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
     extern __shared__ __align__(128) char shared[];
     Station *stations = reinterpret_cast<Station *>(shared);
     // where runs begin, and behind the last one; the first class of each; keys in the cells around each
-    __shared__ real edges[CREW + 1], around[SEEN];
+    __shared__ real edges[CREW + 1], around[SEEN + 1];
     __shared__ int firsts[CREW + 1];
     __shared__ Strays strays;
-    // a lane has the slope and the value of a cell, and of every eight channels two
+    // a lane has the slopes and the values of two cells, and of every eight channels one
     int lane = threadIdx.x % 32, warp = own_warp(), own = lane / 4, part = lane % 4;
     Station &station = stations[warp];
     Spots circle = {spots};
     index_t stop = rounds[round + 1] * dims;
     int keys = int(count), stretches = (keys + KEYS - 1) / KEYS;
     auto begin_of = [&](int run) { return int(index_t(stretches) * run / CREW); };
+    station.changes[SEEN].of(lane) = 0;
     for (index_t line = rounds[round] * dims + blockIdx.x; line < stop; line += gridDim.x) {
         if (!windings[line].cells) continue;
         int first_cell = windings[line].first - 1, half = windings[line].cells / 2 + 1;
@@ -125,65 +123,60 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
         __syncthreads();
 
         int first = begin_of(warp), last = begin_of(warp + 1);
-        auto prepare = [&](Columns(&columns)[2], const auto &walk, int stretch) {
+        auto prepare = [&](Words &scalars, const auto &walk, int stretch) {
             bool there = stretch * KEYS + lane < keys;
             int cell = walk.point.cell - first_cell;
-            station.parts[lane] = there ? walk.point.part : real(0);
-            station.cells[lane] = there && cell > 0 && cell < SEEN - 1 ? real(cell) : NOWHERE;
-            walk.weigh(columns, station.scalars, there, lane);
+            reinterpret_cast<Keys<half_t>::Some *>(station.changes)[lane] = {};
+            station.parts.of(lane) = there ? walk.point.part : real(0);
+            walk.weigh(scalars.at, station.scalars, there, lane);
+            __syncwarp();
+            if (there && cell > 0 && cell < SEEN - 1) {
+                half_t once = half_t(narrow(real(1), real(0))), twice = half_t(narrow(real(-2), real(0)));
+                station.changes[cell - 1].of(lane) = once, station.changes[cell + 1].of(lane) = once;
+                station.changes[cell].of(lane) = twice;
+            }
             __syncwarp();
         };
-        // two of the keys that a lane has
-        auto keys_of = [&](const real *numbers, int i) { return reinterpret_cast<const Two *>(numbers)[i * 4 + part]; };
+        // what passing a key does to the slope of a cell
+        auto changes_of = [&](int cell) { return words_of(station.changes[cell], part); };
         // where the next stretch begins
         auto end_of = [&](const auto &walk, int stretch) {
             real next = __shfl_sync(ALL, walk.next_point.part, 0);
             return stretch + 1 < last ? next : edges[warp + 1];
         };
-        // What passing a key does to the slope of a lane's cell.
-        auto slopes_of = [&](unsigned (&words)[4]) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                Two cells = keys_of(station.cells, i);
-                words[i] = narrow(change(real(own), cells.at[0]), change(real(own), cells.at[1]));
-            }
-        };
         // Add what passing all keys of a stretch does to slopes, and to values at `end`.
-        auto pass = [&](Sixteen &state, const unsigned (&slopes)[4], const Columns(&columns)[2], const Brought &rows,
-                        real end) {
-            Weights matrix[2];
+        auto pass = [&](Eight &slopes, Eight &values, const Words &scalars, const Brought &rows, real end) {
+            Words changes = changes_of(own), until;
+            Keys<real>::Some parts = station.parts.of_part[part];
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                Two parts = keys_of(station.parts, i);
-                matrix[i / 2].word[i % 2 * 2] = slopes[i];
-                matrix[i / 2].word[i % 2 * 2 + 1] = times(slopes[i], narrow(end - parts.at[0], end - parts.at[1]));
-            }
-            rows.add_to(state, matrix, columns, lane);
+            for (int i = 0; i < 4; i++)
+                until.at[i] = times(changes.at[i], narrow(end - parts.at[2 * i], end - parts.at[2 * i + 1]));
+            each_tile(rows, scalars, lane, [&](int i, const Weights &some, int half) {
+                multiply(slopes.at[i], some, changes.columns(half));
+                multiply(values.at[i], some, until.columns(half));
+            });
         };
-        auto load = [&](Sixteen &state) {
+        // A number of the state for each that a lane has.
+        auto each = [&](auto visit) {
 #pragma unroll
-            for (int i = 0; i <= EIGHTS; i++) {
-                Two slope = station.state.slopes[own][i * 4 + part], value = station.state.values[own][i * 4 + part];
-                state.at[i][0] = slope.at[0], state.at[i][1] = slope.at[1];
-                state.at[i][2] = value.at[0], state.at[i][3] = value.at[1];
-            }
-        };
-        auto store = [&](const Sixteen &state) {
+            for (int i = 0; i <= TILES; i++) {
 #pragma unroll
-            for (int i = 0; i <= EIGHTS; i++) {
-                station.state.slopes[own][i * 4 + part] = {state.at[i][0], state.at[i][1]};
-                station.state.values[own][i * 4 + part] = {state.at[i][2], state.at[i][3]};
+                for (int k = 0; k < 4; k++) {
+                    int cell = part * 2 + k % 2, column = i < TILES ? i * TILE + own + k / 2 * 8 : WIDTH;
+                    visit(i, k, station.state.slopes[cell][column], station.state.values[cell][column]);
+                }
             }
         };
 
         // what the run adds
         {
-            Sixteen state = {};
+            Eight slopes = {}, values = {};
             Stretches walk(Int<1>(), along.points, along.given, station.rows, first, lane, circle, [](int, int) {});
             for (int stretch = first; stretch < last; stretch++) {
                 const Brought &rows = walk.next(lane);
-                Columns columns[2];
-                prepare(columns, walk, stretch);
+                walk.look_ahead(lane);
+                Words scalars;
+                prepare(scalars, walk, stretch);
                 int cell = walk.point.cell - first_cell;
                 bool strayed = stretch * KEYS + lane < keys && (cell <= 0 || cell >= SEEN - 1);
                 if (__any_sync(ALL, strayed) && strayed) {
@@ -194,13 +187,11 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                         strays.scalars[n] = half_t(narrow(walk.scalar, real(0)));
                     }
                 }
-                unsigned slopes[4];
-                slopes_of(slopes);
-                pass(state, slopes, columns, rows, edges[warp + 1]);
+                pass(slopes, values, scalars, rows, edges[warp + 1]);
                 __syncwarp();
             }
             walk.end();
-            store(state);
+            each([&](int i, int k, real &slope, real &value) { slope = slopes.at[i][k], value = values.at[i][k]; });
         }
         __syncthreads();
         int lost = min(strays.count, KEYS);
@@ -210,14 +201,10 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
             wait_for_copies();
         }
         // sums at the begin of every run, a column for each thread
-        if (threadIdx.x < 2 * COLUMNS) {
+        if (threadIdx.x <= WIDTH) {
             int column = threadIdx.x;
-            auto slope_of = [&](int run, int cell) -> real & {
-                return reinterpret_cast<real *>(stations[run].state.slopes[cell])[column];
-            };
-            auto value_of = [&](int run, int cell) -> real & {
-                return reinterpret_cast<real *>(stations[run].state.values[cell])[column];
-            };
+            auto slope_of = [&](int run, int cell) -> real & { return stations[run].state.slopes[cell][column]; };
+            auto value_of = [&](int run, int cell) -> real & { return stations[run].state.values[cell][column]; };
             real slopes[SEEN] = {}, values[SEEN] = {};
             for (int run = 0; run < CREW; run++) {
                 real length = edges[run + 1] - edges[run];
@@ -245,6 +232,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                 for (int j = 0; j < SEEN; j++) numbers[j + 1] = number += begin_slopes[j];
 #pragma unroll
                 for (int j = 0; j < SEEN; j++) around[j] = numbers[j] + numbers[j + 1] + numbers[j + 2];
+                around[SEEN] = real(0);
             }
             for (int run = 0; run < CREW; run++) {
                 real length = edges[run + 1] - edges[run];
@@ -261,6 +249,9 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
         __syncthreads();
 
         // classes of queries, stretch by stretch
+        Eight slopes, values;
+        each([&](int i, int k, real &slope, real &value) { slopes.at[i][k] = slope, values.at[i][k] = value; });
+        Weights(&far)[2] = reinterpret_cast<Weights(&)[32][2]>(station.state)[lane];
         int at = firsts[warp], stop_at = firsts[warp + 1];
         auto code_of = [&](int i) { return i < stop_at ? along.classes.codes[i] : half_t(0); };
         // of the next thirty-two classes, and the codes of as many behind them
@@ -270,115 +261,132 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
         real begin = edges[warp];
         for (int stretch = first; stretch < last; stretch++) {
             const Brought &rows = walk.next(lane);
-            Columns columns[2];
-            prepare(columns, walk, stretch);
+            Words scalars;
+            prepare(scalars, walk, stretch);
             real end = end_of(walk, stretch);
-            unsigned slopes[4];
-            slopes_of(slopes);
             int taken;
             do {
-                bool in = lane < TALL && at + lane < stop_at && spot.part < end;
-                taken = __ffs(~__ballot_sync(ALL, in)) - 1;
+                bool in = at + lane < stop_at && spot.part < end;
+                taken = __popc(__ballot_sync(ALL, in));
                 // those behind the ones that are taken, on their way
                 Spot now = spot, moved = {__shfl_sync(ALL, spot.part, (lane + taken) % 32),
                                           __shfl_sync(ALL, spot.cell, (lane + taken) % 32)};
                 half_t behind = half_t(__shfl_sync(ALL, int(code), (lane + taken) % 32));
                 spot = lane + taken < 32 ? moved : circle(behind);
                 code = code_of(at + taken + 32 + lane);
+                // what is left where no key is near is rounding, and nothing is seen
                 int cell = now.cell - first_cell;
-                Sixteen sums;
-                Weights matrix[2];
-                bool sees[2];
-                real here[2];
+                int seen = unsigned(cell) < unsigned(SEEN) && around[cell] > real(0) ? cell : SEEN;
+                bool stray = lost && __any_sync(ALL, in && (cell < 2 || cell >= SEEN - 2));
+                for (int sixteen = 0; sixteen < taken; sixteen += TALL) {
+                    if (stray) {
+                        // what classes see of strays, where sums were
+#pragma unroll 1
+                        for (int i = 0; i < 8; i++) {
+                            Spot query = circle(code_of(at + sixteen + own + i % 2 * 8));
+                            real weight[2];
 #pragma unroll
-                for (int second = 0; second < 2; second++) {
-                    int row = own + 8 * second, mine = __shfl_sync(ALL, cell, row);
-                    real place = __shfl_sync(ALL, now.part, row), beyond = place - begin;
-                    // what is left where no key is near is rounding
-                    sees[second] = unsigned(mine) < unsigned(SEEN) && around[mine] > real(0);
-                    int seen = sees[second] ? mine : 0;
-                    here[second] = sees[second] ? around[seen] : real(0);
-#pragma unroll
-                    for (int i = 0; i <= EIGHTS; i++) {
-                        Two slope = station.state.slopes[seen][i * 4 + part];
-                        Two value = station.state.values[seen][i * 4 + part];
-#pragma unroll
-                        for (int c = 0; c < 2; c++) sums.at[i][2 * second + c] = value.at[c] + beyond * slope.at[c];
-                    }
-                    if (__any_sync(ALL, !sees[second])) {
-#pragma unroll
-                        for (int i = 0; i < 2 * (EIGHTS + 1); i++) {
-                            real &sum = sums.at[i / 2][2 * second + i % 2];
-                            sum = sees[second] ? sum : real(0);
+                            for (int k = 0; k < 2; k++) {
+                                int n = i / 2 * 8 + part * 2 + k;
+                                Spot key = strays.spots[min(n, lost - 1)];
+                                real away = fabsf(real(query.cell - key.cell) + (query.part - key.part));
+                                weight[k] = n < lost ? clamped(1.0f - away) : real(0);
+                            }
+                            far[i / 4].word[i % 4] = narrow(weight[0], weight[1]);
                         }
                     }
+                    Weights matrix[2];
+                    Shares at_begin, steep;
+                    Keys<real>::Some parts = station.parts.of_part[part];
 #pragma unroll
-                    for (int i = 0; i < 4; i++) {
-                        // as what a key does to the slope of the cell
-                        Two parts = keys_of(station.parts, i);
-                        unsigned change = __shfl_sync(ALL, slopes[i], seen * 4 + part);
-                        unsigned passed = narrow(clamped(place - parts.at[0]), clamped(place - parts.at[1]));
-                        matrix[i / 2].word[i % 2 * 2 + second] = sees[second] ? times(change, passed) : 0u;
-                    }
-                }
-                rows.add_to(sums, matrix, columns, lane);
-                if (lost && __any_sync(ALL, in && (cell < 2 || cell >= SEEN - 2))) {
+                    for (int second = 0; second < 2; second++) {
+                        int row = sixteen + own + 8 * second, mine = __shfl_sync(ALL, seen, row);
+                        real place = __shfl_sync(ALL, now.part, row), beyond = rounded(place - begin);
+                        Words changes = changes_of(mine);
 #pragma unroll
-                    for (int i = 0; i < 8; i++) {
-                        int row = own + i % 2 * 8;
-                        Spot query = {__shfl_sync(ALL, now.part, row), __shfl_sync(ALL, now.cell, row)};
-                        real weight[2];
+                        for (int i = 0; i < 4; i++) {
+                            unsigned passed =
+                                narrow(clamped(place - parts.at[2 * i]), clamped(place - parts.at[2 * i + 1]));
+                            matrix[i / 2].word[i % 2 * 2 + second] = times(changes.at[i], passed);
+                        }
 #pragma unroll
                         for (int k = 0; k < 2; k++) {
-                            int n = i / 2 * 8 + part * 2 + k;
-                            Spot key = strays.spots[min(n, lost - 1)];
-                            real away = fabsf(real(query.cell - key.cell) + (query.part - key.part));
-                            weight[k] = n < lost ? clamped(1.0f - away) : real(0);
+                            bool same = mine == part * 2 + k;
+                            at_begin.at[2 * k + second] = same ? real(1) : real(0);
+                            steep.at[2 * k + second] = same ? beyond : real(0);
                         }
-                        matrix[i / 4].word[i % 4] = narrow(weight[0], weight[1]);
                     }
-                    Columns others[2];
+                    // What a class sees at the begin of the stretch, of some times eight channels.
+                    auto see = [&](real(*sums)[4], int from, int some) {
 #pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        others[i / 2].word[i % 2] = own == 0 ? two_of(strays.scalars, i, lane) : 0u;
-                    strays.rows.add_to(sums, matrix, others, lane);
-                }
+                        for (int k = 0; k < 3; k++) {
 #pragma unroll
-                for (int second = 0; second < 2; second++) {
-                    int row = own + 8 * second;
-                    real extra = __shfl_sync(ALL, sums.at[EIGHTS][2 * second], lane & ~3);
-                    // less than that is rounding
-                    if (extra < LOST * here[second]) extra = real(0);
-                    bool unsure = row < taken && extra < FEW_SEEN * here[second];
-                    if (__any_sync(ALL, unsure)) {
-                        if (lane == 0) doubtful[line] = 1;
-                        // a mean of values is no larger than they are, but for what was lost
-                        real bound = extra * LARGEST;
+                            for (int i = 0; i < some; i++) {
+                                const Eight &state = k == 1 ? slopes : values;
+                                real low = state.at_eight(from + i, 0), high = state.at_eight(from + i, 1);
+                                if (k == 0) low = rest_of(low), high = rest_of(high);
+                                multiply(sums[i], k == 1 ? steep : at_begin, low, high);
+                            }
+                        }
+                    };
+                    real all[1][4] = {};
+                    see(all, EIGHTS, 1);
 #pragma unroll
-                        for (int i = 0; i < EIGHTS; i++) {
+                    for (int half = 0; half < 2; half++) multiply(all[0], matrix[half], scalars.columns(half));
+                    if (stray) {
 #pragma unroll
-                            for (int c = 0; c < 2; c++) {
-                                real &sum = sums.at[i][2 * second + c];
+                        for (int half = 0; half < 2; half++)
+                            multiply(
+                                all[0], far[half],
+                                {{two_of(strays.scalars, 2 * half, lane), two_of(strays.scalars, 2 * half + 1, lane)}});
+                    }
+                    real extra[2];
+                    bool unsure[2];
+#pragma unroll
+                    for (int second = 0; second < 2; second++) {
+                        int row = sixteen + own + 8 * second;
+                        real here = around[__shfl_sync(ALL, seen, row)];
+                        // less than that is rounding
+                        extra[second] = all[0][2 * second] < LOST * here ? real(0) : all[0][2 * second];
+                        unsure[second] = row < taken && extra[second] < FEW_SEEN * here;
+                        if (part == 0 && row < taken)
+                            along.extras[at + row] = marked(real(scale) * extra[second], unsure[second]);
+                    }
+                    bool doubt = __any_sync(ALL, unsure[0] || unsure[1]);
+                    if (doubt && lane == 0) doubtful[line] = 1;
+                    real shares[2] = {inverse(extra[0]), inverse(extra[1])};
+#pragma unroll
+                    for (int from = 0; from < EIGHTS; from += 4) {
+                        real sums[4][4] = {};
+                        see(sums, from, 4);
+                        rows.add_some(sums, from, matrix, lane);
+                        if (stray) strays.rows.add_some(sums, from, far, lane);
+                        if (doubt) {
+                            // a mean of values is no larger than they are, but for what was lost
+#pragma unroll
+                            for (int i = 0; i < 16; i++) {
+                                real &sum = sums[i / 4][i % 4], bound = extra[i % 4 / 2] * LARGEST;
                                 sum = fminf(fmaxf(sum, -bound), bound);
                             }
                         }
+#pragma unroll
+                        for (int second = 0; second < 2; second++) {
+                            int row = sixteen + own + 8 * second;
+                            if (row < taken)
+                                store_some(along.table + index_t(at + row) * STRIDE, sums, from, second, shares[second],
+                                           lane);
+                        }
                     }
-                    if (row >= taken) continue;
-                    store_means(along.table + index_t(at + row) * STRIDE, sums, second, inverse(extra), lane);
-                    if (part == 0 && blockIdx.y == 0) along.extras[at + row] = marked(real(scale) * extra, unsure);
                 }
                 at += taken;
                 arrive(code), arrive(spot);
-            } while (taken == TALL);
-            Sixteen state;
-            load(state);
+            } while (taken == 32);
+            walk.look_ahead(lane);
 #pragma unroll
-            for (int i = 0; i < 2 * (EIGHTS + 1); i++)
-                state.at[i / 2][i % 2 + 2] += (end - begin) * state.at[i / 2][i % 2];
-            pass(state, slopes, columns, rows, end);
+            for (int i = 0; i < 4 * (TILES + 1); i++)
+                values.at[i / 4][i % 4] += (end - begin) * slopes.at[i / 4][i % 4];
+            pass(slopes, values, scalars, rows, end);
             begin = end;
-            __syncwarp();
-            store(state);
             __syncwarp();
         }
         walk.end();

@@ -57,6 +57,22 @@ __device__ inline void multiply(real (&sum)[4], const Weights &a, const Columns 
 #endif
 }
 
+// Read what is not written to here.
+template <typename T> __device__ inline T read(const T *from) {
+#ifdef __CUDA_ARCH__
+    return __ldg(from);
+#else
+    return *from;
+#endif
+}
+// Have a pointer in registers: the compiler would find it afresh wherever it is wanted, if it knew how.
+template <typename T> __device__ inline void keep(const T *&pointer) {
+#ifdef __CUDA_ARCH__
+    index_t number = reinterpret_cast<index_t>(pointer);
+    pointer = reinterpret_cast<const T *>(__shfl_sync(ALL, number, threadIdx.x % 32));
+#endif
+}
+
 // Rows in shared memory; pieces change places such that eight rows have theirs in different banks.
 struct alignas(128) Brought {
     half_t at[KEYS * WIDTH];
@@ -67,23 +83,31 @@ struct alignas(128) Brought {
     // Rows that lanes want, one each, on their way; `start` is this lane's piece of the first row.
     __device__ void bring(const char *start, int index, int lane) {
         // of neighbouring groups of rows, which have the same places for their pieces every other time, or every time
-        half_t *even = at + place(lane / PIECES, lane % PIECES);
-        half_t *odd = at + place(AT_ONCE + lane / PIECES, lane % PIECES);
+        constexpr int OTHER = (WIDTH == 64 ? AT_ONCE : AT_ONCE / 2) % PIECES * 8;
+        int first = place(lane / PIECES, lane % PIECES);
 #pragma unroll
         for (int i = 0; i < 32; i += AT_ONCE) {
             int which = __shfl_sync(ALL, index, i + lane / PIECES);
             static_assert(place(2 * AT_ONCE, 0) == 2 * AT_ONCE * WIDTH, "twice as many rows have them at the same");
-            begin_copy_around(i / AT_ONCE % 2 ? odd + (i - AT_ONCE) * WIDTH : even + i * WIDTH,
+            begin_copy_around(at + (i / AT_ONCE % 2 ? first ^ OTHER : first) + i * WIDTH,
                               start + index_t(unsigned(which)) * (STRIDE * 2));
         }
     }
+#ifdef __CUDA_ARCH__
+    // Where a lane finds its part of sixteen rows and sixteen channels, for what it has of the first ones: others are
+    // as far from there as they are from these, but for bits that change.
+    __device__ unsigned address(int own, int first_key, int first) const {
+        return (unsigned(__cvta_generic_to_shared(at)) + unsigned(own * 2) ^ unsigned(first * 16)) +
+               unsigned(first_key * WIDTH * 2);
+    }
+#endif
     // Of sixteen keys, two times eight channels.
     __device__ void load(Columns (&two)[2], int first_key, int first, int lane) const {
 #ifdef __CUDA_ARCH__
-        const half_t *from = at + place(first_key + lane % 16, first + lane / 16);
+        unsigned from = address(place(lane % 16, lane / 16), first_key, first);
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(two[0].word[0]), "=r"(two[0].word[1]), "=r"(two[1].word[0]), "=r"(two[1].word[1])
-                     : "r"(unsigned(__cvta_generic_to_shared(from)))
+                     : "r"(from)
                      : "memory");
 #else
         for (int i = 0; i < 4; i++) {
@@ -93,19 +117,41 @@ struct alignas(128) Brought {
         }
 #endif
     }
-    // Add the rows times their weights, those of sixteen keys each, and the scalars.
-    __device__ void add_to(Sixteen &sums, const Weights (&weights)[2], const Columns (&scalars)[2], int lane) const {
+    // The same as weights, whose sums are channels.
+    __device__ Weights upright(int first_key, int first, int lane) const {
+        Weights all;
+#ifdef __CUDA_ARCH__
+        unsigned from = address(place(lane / 16 * 8 + lane % 8, lane / 8 % 2), first_key, first);
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(all.word[0]), "=r"(all.word[1]), "=r"(all.word[2]), "=r"(all.word[3])
+                     : "r"(from)
+                     : "memory");
+#else
+        Columns two[2];
+        load(two, first_key, first, lane);
+        for (int i = 0; i < 4; i++) all.word[i] = two[i % 2].word[i / 2];
+#endif
+        return all;
+    }
+    // Add the rows times their weights, those of sixteen keys each: some channels, by eights from one of these on.
+    template <int SOME>
+    __device__ void add_some(real (&sums)[SOME][4], int from, const Weights (&weights)[2], int lane) const {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
 #pragma unroll
-            for (int i = 0; i < EIGHTS; i += 2) {
+            for (int i = 0; i + 1 < SOME; i += 2) {
                 Columns two[2];
-                load(two, half * 16, i, lane);
-                multiply(sums.at[i], weights[half], two[0]);
-                multiply(sums.at[i + 1], weights[half], two[1]);
+                load(two, half * 16, from + i, lane);
+                multiply(sums[i], weights[half], two[0]);
+                multiply(sums[i + 1], weights[half], two[1]);
             }
-            multiply(sums.at[EIGHTS], weights[half], scalars[half]);
         }
+    }
+    // All of them, and the scalars.
+    __device__ void add_to(Sixteen &sums, const Weights (&weights)[2], const Columns (&scalars)[2], int lane) const {
+        add_some(sums.at, 0, weights, lane);
+#pragma unroll
+        for (int half = 0; half < 2; half++) multiply(sums.at[EIGHTS], weights[half], scalars[half]);
     }
 };
 
@@ -132,9 +178,9 @@ struct Ordered {
     const half_t *codes;
     int count;
 
-    __device__ entry_t entry(int n) const { return entries[min(n, count - 1)]; }
+    __device__ entry_t entry(int n) const { return read(entries + min(n, count - 1)); }
     __device__ static int index(entry_t entry) { return int(entry & ((entry_t(1) << INDEX) - 1)); }
-    __device__ half_t code(entry_t entry) const { return codes[int(entry >> INDEX)]; }
+    __device__ half_t code(entry_t entry) const { return read(codes + int(entry >> INDEX)); }
 };
 // Their values, as a lane reads them, and their weights.
 struct Values {
@@ -172,25 +218,34 @@ template <int STEP, typename Find, typename Also> struct Stretches {
     // Go on to the next stretch, whose rows are there; those behind it are brought.
     __device__ const Brought &next(int lane) {
         coming += STEP;
-        point = next_point, next_point = later_point, later_point = find(code), code = points.code(third);
+        point = next_point, next_point = later_point;
         scalar = next_scalar, next_scalar = scalar_of(entry);
         bring(entry, lane);
-        entry = second, second = third, third = entry_at(3, lane);
         wait_for_older();
         __syncwarp();
         return rooms[held];
     }
-    // The extra scalars of the stretch as a column, by way of `room`.
-    __device__ void weigh(Columns (&columns)[2], half_t *room, bool there, int lane) const {
+    // What leads to stretches behind, once for each, and when other loads are there: those that are waited for would
+    // have to wait for these too.
+    __device__ void look_ahead(int lane) {
+        later_point = find(code), code = points.code(third);
+        entry = second, second = third, third = entry_at(3, lane);
+    }
+    // The extra scalars of the stretch, of the keys that a lane has, by way of `room`.
+    __device__ void weigh(unsigned (&words)[4], half_t *room, bool there, int lane) const {
         if (WEIGHED) {
             room[lane] = half_t(narrow(there ? scalar : real(0), real(0)));
             __syncwarp();
         }
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            unsigned word = WEIGHED ? two_of(room, i, lane) : narrow(real(1), real(1));
-            columns[i / 2].word[i % 2] = lane < 4 ? word : 0u;
-        }
+        for (int i = 0; i < 4; i++) words[i] = WEIGHED ? two_of(room, i, lane) : narrow(real(1), real(1));
+    }
+    // The same as a column.
+    __device__ void weigh(Columns (&columns)[2], half_t *room, bool there, int lane) const {
+        unsigned words[4];
+        weigh(words, room, there, lane);
+#pragma unroll
+        for (int i = 0; i < 4; i++) columns[i / 2].word[i % 2] = lane < 4 ? words[i] : 0u;
     }
     // before other rows are brought to the same rooms
     __device__ void end() const {
@@ -234,21 +289,25 @@ struct Route {
         index_t first = line / dims * count;
         given.start = reinterpret_cast<const char *>(values + first * STRIDE + blockIdx.y * WIDTH) + lane % PIECES * 16;
         given.scalars = WEIGHED ? weights + first : nullptr;
+        keep(given.start), keep(points.entries), keep(points.codes);
     }
 };
 
-// Two sums of a lane as means in sixteen bits, in the order of order.cu.
+// Two sums of a lane as means in sixteen bits, in the order of order.cu: of thirty-two channels.
+__device__ inline void store_some(half_t *row, const real (*sums)[4], int from, int second, real share, int lane) {
+    unsigned at[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) at[k] = narrow(share * sums[k][2 * second], share * sums[k][2 * second + 1]);
+    half_t *to = row + from * 8 + lane % 4 * 8;
+#ifdef __CUDA_ARCH__
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3])
+                 : "memory");
+#else
+    memcpy(to, at, 16);
+#endif
+}
+// The same of all channels.
 __device__ inline void store_means(half_t *row, const Sixteen &sums, int second, real share, int lane) {
 #pragma unroll
-    for (int i = 0; i < EIGHTS; i += 4) {
-        struct alignas(16) {
-            unsigned at[4];
-        } words;
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const real(&four)[4] = sums.at[i + k];
-            words.at[k] = second ? narrow(share * four[2], share * four[3]) : narrow(share * four[0], share * four[1]);
-        }
-        *reinterpret_cast<decltype(words) *>(row + i * 8 + lane % 4 * 8) = words;
-    }
+    for (int i = 0; i < EIGHTS; i += 4) store_some(row, sums.at + i, i, second, share, lane);
 }
