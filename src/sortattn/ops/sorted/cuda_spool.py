@@ -53,8 +53,7 @@ class Spool:
         # where codes are on the circle, and which of all that there can be
         self.spots, self.turned = circle[: 2 * MOST], circle[2 * MOST :]
         heads, number, dims = query.shape
-        # lines with classes that have lost digits, and queries that have to be mended
-        self.doubtful = torch.zeros(heads * dims, dtype=torch.int32, device=query.device)
+        # queries that have to be mended, as they see classes that have lost digits
         self.unsure = torch.empty(heads, number, dtype=torch.bool, device=query.device)
         self.enough = _SEEN * key.shape[1] * self.height
         processors, _, shared, *_ = room.device(query.device)
@@ -66,7 +65,7 @@ class Spool:
         _, _, values, weight, _ = self.given
         self._kernel(
             (self._blocks,), 32 * self._warps, *lines, limits, values, weight, self.windings, self.spots, self.height,
-            self.doubtful, *sums, shared=self._warps * _station(values.shape[2]),
+            *sums, shared=self._warps * _station(values.shape[2]),
         )  # fmt: skip
 
     def mend(self, out: Tensor) -> None:

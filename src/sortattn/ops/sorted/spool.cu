@@ -77,13 +77,12 @@ __device__ inline real clamped(real x) {
 }
 
 // For every class of queries the sum of the weights, `extras`, and the mean of the rows, in the table, those of a line
-// from `offsets` on; for the lines of the heads of a round that are wound. Codes are places in `spots`; lines with
-// classes that have lost digits are `doubtful`.
+// from `offsets` on; for the lines of the heads of a round that are wound. Codes are places in `spots`.
 extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
     spool(const entry_t *entries, const half_t *key_codes, const half_t *codes, const int *counts,
           const index_t *offsets, const int *rounds, const half_t *values, const real *weights, const Winding *windings,
-          const Spot *spots, double scale, int *doubtful, half_t *table, real *extras, index_t round, index_t count,
-          index_t dims, index_t most, index_t key_most) {
+          const Spot *spots, double scale, half_t *table, real *extras, index_t round, index_t count, index_t dims,
+          index_t most, index_t key_most) {
     extern __shared__ __align__(128) char shared[];
     Station *stations = reinterpret_cast<Station *>(shared);
     // where runs begin, and behind the last one; the first class of each; keys in the cells around each
@@ -353,7 +352,6 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                             along.extras[at + row] = marked(real(scale) * extra[second], unsure[second]);
                     }
                     bool doubt = __any_sync(ALL, unsure[0] || unsure[1]);
-                    if (doubt && lane == 0) doubtful[line] = 1;
                     real shares[2] = {inverse(extra[0]), inverse(extra[1])};
 #pragma unroll
                     for (int from = 0; from < EIGHTS; from += 4) {
