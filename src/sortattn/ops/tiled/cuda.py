@@ -24,8 +24,8 @@ from ...kernels import (
 from . import short
 from .inputs import TENSORS, Inputs
 
-_FORWARD, _TILED, _SURVEY, _SLOPES = (
-    Path(__file__).with_name(f"{name}.cu") for name in ("forward", "tiled", "survey", "slopes")
+_FORWARD, _TILED, _SURVEY, _CHUNKS, _SLOPES = (
+    Path(__file__).with_name(f"{name}.cu") for name in ("forward", "tiled", "survey", "chunks", "slopes")
 )
 NAMES = tuple(kind.name for kind in (AddRiesz, AddLaplace, AddBump, Spline, PolynomialExponential, Laplace, Riesz))
 # whose slopes are steps, which `slopes.cu` sums
@@ -41,6 +41,11 @@ _SHARED = 72 << 10
 # of the forward pass in float32, by the groups of warps of a block: factors of e^-|s - t| take twice the room, and
 # where there is less of it not all dimensions have them
 _TILES, _FACTORS, _FEWER_FACTORS = {1: 73 << 10, 2: 125 << 10}, {1: 105 << 10, 2: 174 << 10}, 98 << 10
+# of a walk over what `chunks.cu` has made ready: three blocks of this size fit into a multiprocessor of Hopper
+_WALK = 75 << 10
+# numbers of a chunk, dimensions of the keys of one, chunks of the values of as many rows as a block has, and the most
+# bytes of all of them
+_CHUNK_SIZE, _CHUNK_DIMS, _VALUE_CHUNKS, _CHUNK_ROOM = 2048, 16, 2, 512 << 20
 # of slopes with one step, with three, and with factors
 _PLACES = {AddRiesz.name: 88 << 10, AddBump.name: 106 << 10, AddLaplace.name: 79 << 10}
 _SLOPE_THREADS = 256
@@ -67,13 +72,13 @@ def serves(query: Tensor, value: Tensor, kernel: str) -> bool:
 @lru_cache
 def kernel_of(
     entry: str, kernel: str, dtype: torch.dtype, wide: bool, coarse: bool = False, groups: int = 1, roomy: bool = True,
-    rows: int = ROWS[torch.float32], taus: bool = True, early: bool = False,
+    rows: int = ROWS[torch.float32], taus: bool = True, early: bool = False, stream: bool = False,
 ) -> Kernel:  # fmt: skip
     """The function `entry` for a kernel and a type; `wide` for more than 64 dimensions or channels.
 
     `coarse` makes products of numbers with eleven digits. In the forward pass of float32 `groups` of warps share the
     `rows` of a block; `roomy` see `is_roomy`; without `taus` all problems have one bandwidth, which makes a difference
-    to `add_bump`; `early` see `begins_early`.
+    to `add_bump`; `early` see `begins_early`, `stream` see `_Call.streams`.
     """
     defines = (
         ("NUMBER", _TYPES[dtype]),
@@ -81,17 +86,17 @@ def kernel_of(
         ("CHUNKS", _WIDEST // _CHUNK if wide else 1),
         ("EPSILON", repr(RIESZ_EPSILON)),
     )
-    room = ("SHARED", shared_of(entry, kernel, dtype, coarse, groups, roomy))
+    room = ("SHARED", shared_of(entry, kernel, dtype, coarse, groups, roomy, stream))
     coarse = ("COARSE", int(coarse))
     if entry in ("forward", "forward_values") and dtype == torch.float32:
         # those that hold more, of factors or of sums in integers beside others, have twice the registers
-        blocks = 2 if wide or kernel in (AddLaplace.name, Laplace.name) else 3
+        blocks = 2 if wide or (kernel in (AddLaplace.name, Laplace.name) and not stream) else 3
         return Kernel(
             _FORWARD, "forward",
             (
                 *defines, ("BLOCKS", blocks if groups == 1 else 1), room, coarse,
                 ("REVERSED", int(entry == "forward_values")), ("GROUPS", groups), ("ROOMY", int(roomy)), ("OWN", rows),
-                ("TAUS", int(taus or kernel != AddBump.name)), ("EARLY", int(early)),
+                ("TAUS", int(taus or kernel != AddBump.name)), ("EARLY", int(early)), ("STREAM", int(stream)),
             ),
         )  # fmt: skip
     if entry in ("prepare", "slopes"):
@@ -104,6 +109,13 @@ def kernel_of(
 def survey_of(dtype: torch.dtype, early: bool = False) -> Kernel:
     """The kernel that looks through the inputs; `early` if the next one begins before it ends."""
     return Kernel(_SURVEY, "survey", (("NUMBER", _TYPES[dtype]), ("EARLY", int(early))))
+
+
+@lru_cache
+def chunks_of(early: bool = False) -> Kernel:
+    """The kernel that looks through the inputs of `add_laplace`, and makes keys and values ready; `early` as above."""
+    defines = (("NUMBER", "float"), ("KERNEL", AddLaplace.name.upper()), ("EPSILON", repr(RIESZ_EPSILON)))
+    return Kernel(_CHUNKS, "chunks", (*defines, ("EARLY", int(early))))
 
 
 @lru_cache
@@ -124,13 +136,23 @@ def begins_early(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+@lru_cache
+def walks(device: torch.device) -> bool:
+    """Whether chunks are brought to shared memory by one instruction each, and there is room for three blocks of it."""
+    return torch.cuda.get_device_capability(device) >= (9, 0) and room_of(device) >= 3 * _WALK
+
+
 def is_roomy(device: torch.device) -> bool:
     """Whether a block may have the shared memory for the factors of all dimensions."""
     return room_of(device) >= _FACTORS[1]
 
 
-def shared_of(entry: str, kernel: str, dtype: torch.dtype, coarse: bool, groups: int = 1, roomy: bool = True) -> int:
+def shared_of(
+    entry: str, kernel: str, dtype: torch.dtype, coarse: bool, groups: int = 1, roomy: bool = True, stream: bool = False
+) -> int:  # fmt: skip
     """Bytes of shared memory of a block."""
+    if stream:
+        return _WALK
     if entry in ("prepare", "slopes"):
         return _PLACES[AddBump.name if coarse and kernel == AddLaplace.name else kernel]
     if entry in ("forward", "forward_values") and dtype == torch.float32:
@@ -183,8 +205,9 @@ class _Call:
         each, groups = self.shape(entry, rows)
         taus = self.inputs.bandwidth is not None
         early = entry == "forward" and begins_early(self.inputs.query.device)
-        kernel = kernel_of(entry, self.kernel, self.dtype, self.wide, coarse, groups, roomy, each, taus, early)
-        return kernel, each, groups, shared_of(entry, self.kernel, self.dtype, coarse, groups, roomy)
+        stream = entry == "forward" and self.streams()
+        kernel = kernel_of(entry, self.kernel, self.dtype, self.wide, coarse, groups, roomy, each, taus, early, stream)
+        return kernel, each, groups, shared_of(entry, self.kernel, self.dtype, coarse, groups, roomy, stream)
 
     def shape(self, entry: str, rows: int) -> tuple[int, int]:
         """Rows of a block, and groups of warps that share them: two, if all multiprocessors have at most one block.
@@ -194,6 +217,8 @@ class _Call:
         """
         each, device = ROWS[self.dtype], self.inputs.query.device
         if entry not in ("forward", "forward_values") or self.dtype != torch.float32 or self.wide:
+            return each, 1
+        if entry == "forward" and self.streams():
             return each, 1
         blocks, processors = self.problems * self.blocks(rows), processors_of(device)
         laplace = self.kernel == AddLaplace.name
@@ -214,28 +239,51 @@ class _Call:
         room = room_of(self.inputs.query.device)
         return able and shared_of("slopes", self.kernel, self.dtype, self.inputs.coarse) <= room
 
-    def survey(self) -> tuple[Tensor | None, int]:
-        """What `survey.cu` finds in the inputs, and in how many slices; None if blocks look for themselves."""
+    def streams(self) -> bool:
+        """Whether `chunks.cu` makes keys and values ready, once for all blocks: not if there are few of these."""
+        able = self.kernel == AddLaplace.name and self.dtype == torch.float32 and not self.wide and not self.looks()
+        device = self.inputs.query.device
+        few = self.problems * self.blocks(self.rows) <= processors_of(device)
+        return able and not few and walks(device) and 4 * self.chunks() <= _CHUNK_ROOM
+
+    def chunks(self) -> int:
+        """The numbers of all chunks."""
+        each = -(-self.dims // _CHUNK_DIMS) + _VALUE_CHUNKS
+        return self.problems * self.blocks(self.columns) * each * _CHUNK_SIZE
+
+    def survey(self) -> tuple[Tensor | None, int, int | None]:
+        """What `survey.cu` finds in the inputs, in how many slices, and where chunks are.
+
+        None if blocks look for themselves, or there are no chunks.
+        """
         if self.looks():
-            return None, 0
+            return None, 0, None
         blocks, slices, numbers = self.look()
-        found = self.tensors[0].new_empty(blocks, 4, dtype=torch.float32)
-        self.surveyor()((blocks,), _SURVEY_THREADS, *self.tensors[:3], found, *numbers)
-        return found, slices
+        if not self.streams():
+            found = self.tensors[0].new_empty(blocks, 4, dtype=torch.float32)
+            self.surveyor()((blocks,), _SURVEY_THREADS, *self.tensors[:3], found, *numbers)
+            return found, slices, None
+        # the chunks first, which lie at whole lines of memory then
+        room = self.tensors[0].new_empty(self.chunks() + 4 * blocks)
+        found = room[self.chunks() :]
+        bandwidth = self.tensors[4]
+        self.surveyor()((blocks,), _SURVEY_THREADS, *self.tensors[:3], bandwidth, found, room, *numbers)
+        return found, slices, room.data_ptr()
 
     def surveyor(self) -> Kernel:
         """The kernel of `survey`."""
-        return survey_of(self.dtype, begins_early(self.inputs.query.device))
+        early = begins_early(self.inputs.query.device)
+        return chunks_of(early) if self.streams() else survey_of(self.dtype, early)
 
-    def look(self) -> tuple[int, int, tuple[int, ...]]:
+    def look(self) -> tuple[int, int, tuple[int | float, ...]]:
         """Of `survey.cu`, the blocks, in how many slices they have the inputs, and the numbers it takes."""
         group = self.inputs.group
         parts = self.problems * (group + 2)
         each = self.rows // group
         numbers = max(each * self.dims, self.columns * self.dims, self.columns * self.channels)
         slices = max(1, min(-(-_LOOKING // max(parts, 1)), numbers // _LOOK))
-        centred = int(self.kernel in (AddLaplace.name, Laplace.name))
-        return parts * slices, slices, (each, self.columns, self.dims, self.channels, group, slices, centred)
+        last = self.tau if self.streams() else int(self.kernel in (AddLaplace.name, Laplace.name))
+        return parts * slices, slices, (each, self.columns, self.dims, self.channels, group, slices, last)
 
 
 def _table(kernel: str, parameters: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, int]:
@@ -288,9 +336,9 @@ def _forward(inputs: Inputs, gradients: bool, copied: bool) -> tuple[Tensor | No
         if gradients and inputs.normalised and call.kernel == Laplace.name:
             shift = torch.empty_like(total)
         copy = torch.empty_like(out) if copied else None
-        found, slices = call.survey()
+        found, slices, chunks = call.survey()
         call.launch(
-            "forward", call.rows, *call.tensors, found, out, copy, total, shift, *call.sizes,
+            "forward", call.rows, *call.tensors, found, chunks, out, copy, total, shift, *call.sizes,
             int(inputs.normalised), slices, call.tau,
         )  # fmt: skip
     return out, total, shift, copy
@@ -302,15 +350,15 @@ def prepared(inputs: Inputs, gradients: bool) -> Callable[[int, Tensor, Tensor, 
     With `gradients` the rows are copied, as for the backward pass.
     """
     call = _Call(inputs)
-    slices, look, room = 0, None, ()
+    slices, look, room, chunks = 0, None, 0, call.chunks() if call.streams() else 0
     if not call.looks():
         blocks, slices, numbers = call.look()
         # four numbers of 32 bits for each
-        room = (blocks, 16 // inputs.query.itemsize)
-        look = call.surveyor().prepared((blocks,), _SURVEY_THREADS, 4, *numbers)
+        room = chunks + blocks * 16 // inputs.query.itemsize
+        look = call.surveyor().prepared((blocks,), _SURVEY_THREADS, 6 if chunks else 4, *numbers)
     kernel, grid, block, options = call.form("forward", call.rows)
     numbers = (*call.sizes, int(inputs.normalised), slices, call.tau)
-    launch = kernel.prepared(grid, block, 11, *numbers, **options)
+    launch = kernel.prepared(grid, block, 12, *numbers, **options)
     alike, shape = call.dims == call.channels, (*inputs.query.shape[:-1], call.channels)
     shifted = gradients and call.kernel == Laplace.name
 
@@ -320,13 +368,15 @@ def prepared(inputs: Inputs, gradients: bool) -> Callable[[int, Tensor, Tensor, 
         copy = torch.empty_like(out) if gradients else None
         total = query.new_empty(shape[:-1]) if gradients else None
         shift = torch.empty_like(total) if shifted else None
-        points, found = (query.data_ptr(), key.data_ptr(), value.data_ptr()), None
+        points, found, places = (query.data_ptr(), key.data_ptr(), value.data_ptr()), None, (0, 0)
         if look is not None:
             # let go at the end: who has it next comes later on the stream
             found = query.new_empty(room)
-            look(stream, *points, found.data_ptr())
+            first = found.data_ptr()
+            places = (first + 4 * chunks, first) if chunks else (first, 0)
+            look(stream, *points, *((0, *places) if chunks else places[:1]))
         launch(
-            stream, *points, 0, 0, 0, 0 if found is None else found.data_ptr(), out.data_ptr(),
+            stream, *points, 0, 0, 0, *places, out.data_ptr(),
             0 if copy is None else copy.data_ptr(), 0 if total is None else total.data_ptr(),
             0 if shift is None else shift.data_ptr(),
         )  # fmt: skip
@@ -414,8 +464,8 @@ def _backward_by_steps(call: _Call, grad: Tensor, rows: Tensor, total: Tensor) -
     )  # fmt: skip
     # the gradients of the values are kernel sums too, of keys and queries
     call.launch(
-        "forward_values", call.columns, key, query, sums, weight, bandwidth, None, found, gradients[2], None, None,
-        None, call.columns, call.rows, *call.sizes[2:], 0, slices, call.tau,
+        "forward_values", call.columns, key, query, sums, weight, bandwidth, None, found, None, gradients[2], None,
+        None, None, call.columns, call.rows, *call.sizes[2:], 0, slices, call.tau,
     )  # fmt: skip
     grad_bandwidth = None
     if bandwidth is not None:

@@ -12,7 +12,8 @@
 // kernels), OWN (queries of a block), COARSE (1 for inputs of 16 bits: products of halves alone), REVERSED (1 for the
 // gradients of the values: own rows are keys then, the others queries with the gradients of their sums in place of
 // values), GROUPS (of warps), ROOMY (1 if there is shared memory for factors of all dimensions), TAUS (1 if problems
-// have bandwidths of their own), EARLY (1 if a block may begin before survey.cu ends).
+// have bandwidths of their own), EARLY (1 if a block may begin before survey.cu ends), STREAM (1 if chunks.cu has
+// looked at the inputs, and left keys and values as stream.cu wants them).
 
 #include "kinds.cu"
 
@@ -24,7 +25,7 @@ constexpr int ROW_WARPS = OWN / 32, KEY_WARPS = 4 / ROW_WARPS, EACH = OTHER / KE
 constexpr int WIDTH = 64, STRIDE = WIDTH + 4;
 // Of 16 dimensions, so many are two factors each; the others are points, whose exponential a third pipe takes.
 constexpr int GROUP = 16, FACTOR_DIMS = ROOMY ? GROUP : 12, NUMBERS = GROUP + FACTOR_DIMS;
-constexpr int POINTS = (FACTORS ? WIDTH / GROUP * NUMBERS : WIDTH) + 4;
+constexpr int POINTS = (FACTORS && !STREAM ? WIDTH / GROUP * NUMBERS : WIDTH) + 4;
 constexpr bool WIDE = CHUNKS > 1;
 // |s - t| of integers is one instruction with its sum, on another pipe than float's two: of four dimensions three are
 // taken so, which keeps both pipes busy
@@ -49,11 +50,19 @@ struct Tile {
     int mark[OTHER];
 };
 
+#include "ring.cu"
+
 // parts of a row's sums: some warps of every group have some of its keys
 constexpr int PARTS = KEY_WARPS * GROUPS;
 struct Shared {
-    float query[OWN * POINTS];
-    Tile tiles[GROUPS];
+    union {
+        struct {
+            float query[OWN * POINTS];
+            Tile tiles[GROUPS];
+        };
+        Streamed streamed;
+    };
+    Ring ring;
     float origin[CHUNKS * WIDTH];
     float own_norm[OWN];
     // one, or NaN
@@ -67,6 +76,8 @@ struct Shared {
     float total[PARTS][OWN], shift[PARTS][OWN];
 };
 static_assert(GROUPS == 1 || !WIDE, "groups share the queries");
+static_assert(!STREAM || (GROUPS == 1 && OWN == 64 && !WIDE && !REVERSED && KIND == ADD_LAPLACE),
+              "a walk is for these");
 static_assert(sizeof(Shared) <= SHARED, "cuda.py asks for less shared memory than is used");
 extern __shared__ __align__(16) unsigned char memory[];
 
@@ -85,6 +96,8 @@ constexpr int MEETINGS = 3;
 #include "scores.cu"
 
 #include "products.cu"
+
+#include "stream.cu"
 
 // ---- the kernel
 
@@ -184,15 +197,15 @@ inline Setting settle(const Shared &shared, Numbers numbers, int dims, double ta
         setting.back = 0x1p-24f;
     }
     // not `>`, which is false for a NaN
-    if constexpr (FACTORS) setting.quick = shared.reach * numbers.rate <= REACH;
+    if constexpr (FACTORS && !STREAM) setting.quick = shared.reach * numbers.rate <= REACH;
     return setting;
 }
 
 extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
     forward(const float *query, const float *key, const float *value, const float *weight, const float *bandwidth,
-            const float *table, const Found *found, float *out, float *copy_out, float *total_out, float *shift_out,
-            long long rows, long long columns, long long dims, long long channels, long long each, long long causal,
-            long long count, long long normalised, long long slices, double tau) {
+            const float *table, const Found *found, const float *chunks, float *out, float *copy_out, float *total_out,
+            float *shift_out, long long rows, long long columns, long long dims, long long channels, long long each,
+            long long causal, long long count, long long normalised, long long slices, double tau) {
     Shared &shared = *reinterpret_cast<Shared *>(memory);
     Tile &tile = shared.tiles[group()];
     unsigned tiles = (rows + OWN - 1) / OWN;
@@ -208,8 +221,9 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
     begin += group() * OTHER;
     if constexpr (!WIDE) {
         if (group() == 0) queries.fetch(tile.value, first, 0);
-        keys.fetch(tile.raw, begin, 0);
+        if (!STREAM) keys.fetch(tile.raw, begin, 0);
     }
+    if constexpr (STREAM) make(shared.ring);
     if (threadIdx.x < OWN) {
         // rows beyond the last see what it sees, and are not written
         int row = min(first + int(threadIdx.x), int(rows) - 1);
@@ -229,7 +243,17 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
     auto mark_keys = [&](int start) {
         if (thread() < OTHER) tile.mark[thread()] = other_mark(start + thread(), rows, columns, each, causal, weights);
     };
-    if constexpr (!WIDE) {
+    // not `>`, which is false for a NaN
+    bool streamed = STREAM && shared.reach * setting.numbers.rate <= REACH && shared.lift == 1;
+    if (STREAM && streamed) {
+        change_queries(shared.streamed, tile.value, shared.origin, dims, setting.numbers.rate);
+        let_copies_see();
+    } else if constexpr (!WIDE) {
+        if constexpr (STREAM) {
+            keys.fetch(tile.raw, begin, 0);
+            arrive();
+            meet();
+        }
         if (group() == 0) change<false>(shared, tile, tile.value, 0, setting);
         change<true>(shared, tile, tile.raw, 0, setting);
         mark_keys(begin);
@@ -254,6 +278,14 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
     float running[CHUNKS][2][8][4] = {}, total[4] = {}, shift[4];
     for (int r = 0; r < 4; ++r) shift[r] = -infinity();
     int start = begin;
+    if constexpr (STREAM)
+        if (streamed) {
+            int tiles = (end + OTHER - 1) / OTHER, all = (columns + OTHER - 1) / OTHER, size = chunks_of(dims);
+            Walk walk{shared.streamed, shared.ring, chunks + p * all * size * CHUNK, tiles * size};
+            auto mark = [&](int n) { return other_mark(n, rows, columns, each, causal, weights); };
+            stream(walk, shared, end, dims, rows - first, always ? 0 : least, mark, total, running[0]);
+            start = end;
+        }
 #pragma unroll 1
     for (; start < end; start += GROUPS * OTHER) {
         float scores[4][EACH];
@@ -288,13 +320,7 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
             finish(shared, tile, setting, always || start + OTHER > least, scores);
             if constexpr (KIND == LAPLACE) exponentiate(scores, shift, total, running, normalised);
 #pragma unroll
-            for (int r = 0; r < 4; ++r) {
-                float fresh[EACH / 4];
-#pragma unroll
-                for (int j = 0; j < EACH; j += 4)
-                    fresh[j / 4] = (scores[r][j] + scores[r][j + 1]) + (scores[r][j + 2] + scores[r][j + 3]);
-                total[r] += EACH == 8 ? fresh[0] + fresh[EACH / 4 - 1] : fresh[0];
-            }
+            for (int r = 0; r < 4; ++r) total[r] += sum_of(scores[r]);
         }
         if constexpr (!WIDE) {
             arrive();

@@ -66,7 +66,7 @@ inline void change(Shared &shared, Tile &tile, const float *raw, int column, con
             }
         }
         if constexpr (FACTORS) {
-            if (setting.quick) {
+            if (!STREAM && setting.quick) {
                 float *place = to + at / GROUP * NUMBERS, y[8];
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
@@ -158,19 +158,17 @@ inline void pairs(const Shared &shared, const Tile &tile, int count, Op op) {
         for (int i = 0; i < TIMES; ++i) pairs_at<N, R, J>(shared, tile, d + i * N, op);
 }
 
-// sums += what two dimensions add of which the rows have factors from `d` on: e^-|s - t| is e^t e^-s, times e^2(s - t)
+// sums += what two dimensions add of which rows, STEP apart, have factors: e^-|s - t| is e^t e^-s, times e^2(s - t)
 // if that is below one. Three instructions on one pipe; what reads three registers takes two cycles, but for e^t, which
 // queries of a key share, if it is the same as in the instruction before: so those of a kind stand together.
-template <int R, int J>
-inline void add_products(const Shared &shared, const Tile &tile, int d, float (&sums)[4][EACH]) {
-    Place place;
-    const float *own = shared.query + place.row(0) * POINTS + d, *other = tile.key + place.column(0) * POINTS + d;
+template <int R, int J, int STEP>
+inline void add_products(const float4 *own, const float4 *other, float (&sums)[4][EACH]) {
     float4 mine[R];
 #pragma unroll
-    for (int r = 0; r < R; ++r) mine[r] = *reinterpret_cast<const float4 *>(own + r * 8 * POINTS);
+    for (int r = 0; r < R; ++r) mine[r] = own[r * 8 * STEP];
 #pragma unroll
     for (int j = 0; j < J; ++j) {
-        float4 yours = *reinterpret_cast<const float4 *>(other + (j / 2 * 8 + j % 2) * POINTS);
+        float4 yours = other[(j / 2 * 8 + j % 2) * STEP];
         float x[R], y[R];
 #pragma unroll
         for (int r = 0; r < R; ++r) x[r] = __saturatef(mine[r].y * yours.x);
@@ -185,6 +183,15 @@ inline void add_products(const Shared &shared, const Tile &tile, int d, float (&
 #pragma unroll
         for (int r = 0; r < R; ++r) sums[r][j] = fmaf(yours.w, y[r], sums[r][j]);
     }
+}
+
+// the same from `d` on of rows that lie one after the other
+template <int R, int J>
+inline void add_products_at(const Shared &shared, const Tile &tile, int d, float (&sums)[4][EACH]) {
+    Place place;
+    const float *own = shared.query + place.row(0) * POINTS + d, *other = tile.key + place.column(0) * POINTS + d;
+    add_products<R, J, POINTS / 4>(reinterpret_cast<const float4 *>(own), reinterpret_cast<const float4 *>(other),
+                                   sums);
 }
 
 // sums += what `count` dimensions add
@@ -219,13 +226,13 @@ template <int R, int J> inline void add_terms_of(const Shared &shared, const Til
             return;
         }
     }
-    if constexpr (FACTORS) {
+    if constexpr (FACTORS && !STREAM) {
         if (setting.quick) {
             if constexpr (ROOMY) {
 #pragma unroll 1
                 for (int d = 0; d < 2 * count; d += 8)
 #pragma unroll
-                    for (int i = 0; i < 2; ++i) add_products<R, J>(shared, tile, d + 4 * i, sums);
+                    for (int i = 0; i < 2; ++i) add_products_at<R, J>(shared, tile, d + 4 * i, sums);
                 return;
             }
             auto exponential = [&](int r, int j, const float *own, const float *other) {
@@ -238,11 +245,11 @@ template <int R, int J> inline void add_terms_of(const Shared &shared, const Til
             for (int d = 0; d < (count + GROUP - 1) / GROUP * NUMBERS; d += NUMBERS) {
                 // in the middle of the others, so that both pipes have work
 #pragma unroll
-                for (int at = 0; at < FACTOR_DIMS; at += 4) add_products<R, J>(shared, tile, d + at, sums);
+                for (int at = 0; at < FACTOR_DIMS; at += 4) add_products_at<R, J>(shared, tile, d + at, sums);
                 pairs_at<4, R, J>(shared, tile, d + 2 * FACTOR_DIMS, exponential);
 #pragma unroll
                 for (int at = FACTOR_DIMS; at < 2 * FACTOR_DIMS; at += 4)
-                    add_products<R, J>(shared, tile, d + at, sums);
+                    add_products_at<R, J>(shared, tile, d + at, sums);
             }
             return;
         }
@@ -292,4 +299,12 @@ inline void finish(const Shared &shared, const Tile &tile, const Setting &settin
             for (int j = 0; j < EACH; ++j)
                 if (tile.mark[place.column(j)] >= shared.own_mark[place.row(r)])
                     scores[r][j] = KIND == LAPLACE ? -infinity() : 0.0f;
+}
+
+// of a thread's scores of a row
+inline float sum_of(const float (&scores)[EACH]) {
+    float fresh[EACH / 4];
+#pragma unroll
+    for (int j = 0; j < EACH; j += 4) fresh[j / 4] = (scores[j] + scores[j + 1]) + (scores[j + 2] + scores[j + 3]);
+    return EACH == 8 ? fresh[0] + fresh[EACH / 4 - 1] : fresh[0];
 }
