@@ -136,10 +136,9 @@ def begins_early(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-@lru_cache
 def walks(device: torch.device) -> bool:
-    """Whether chunks are brought to shared memory by one instruction each, and there is room for three blocks of it."""
-    return torch.cuda.get_device_capability(device) >= (9, 0) and room_of(device) >= 3 * _WALK
+    """Whether one instruction brings a chunk to shared memory, and three blocks have room for them: on Hopper."""
+    return begins_early(device) and room_of(device) >= 3 * _WALK
 
 
 def is_roomy(device: torch.device) -> bool:
