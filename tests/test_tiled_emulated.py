@@ -126,61 +126,70 @@ def streamed(monkeypatch):
     monkeypatch.setattr(cuda, "walks", lambda device: True)
     launched, honest = [], cuda.chunks_of
 
-    def chunks_of(early):
+    def chunks_of(*options):
         launched.append("chunks")
-        return honest(early)
+        return honest(*options)
 
     monkeypatch.setattr(cuda, "chunks_of", chunks_of)
     return launched
 
 
-def test_a_walk_over_chunks_computes_the_definition(streamed):
+@pytest.mark.parametrize("name", cuda.STEPS)
+def test_a_walk_over_chunks_computes_the_definition(name, streamed):
     # three tiles of keys, of which the last has few, and slots of the ring that are taken several times
     query, key, value = draw(Shape((2,), 70, 140, 33, 20), torch.float32)
     mask = torch.rand(2, 140, generator=torch.Generator().manual_seed(2)) < 0.6
     mask[:, 130:] = False
-    compare("add_laplace", query, key, value)
-    compare("add_laplace", query + 100, key + 100, value)
-    compare("add_laplace", query, key, value, is_causal=True)
-    compare("add_laplace", query, key, value, key_mask=mask)
-    compare("add_laplace", query, key, value, bandwidth=torch.tensor([0.4, 0.7]))
-    # odd rows, which no 16 bytes hold, and all dimensions and channels there may be
+    compare(name, query, key, value)
+    compare(name, query + 100, key + 100, value)
+    compare(name, query, key, value, is_causal=True)
+    compare(name, query, key, value, key_mask=mask)
+    compare(name, query, key, value, bandwidth=torch.tensor([0.4, 0.7]))
+    # all dimensions and channels there may be
+    compare(name, *draw(Shape((1,), 65, 128, 64, 64), torch.float32))
+    assert streamed
+
+
+def test_a_walk_over_chunks_of_rows_that_no_16_bytes_hold_computes_the_definition(streamed):
     compare("add_laplace", *draw(Shape((1,), 5, 70, 3, 5), torch.float32))
-    compare("add_laplace", *draw(Shape((1,), 65, 128, 64, 64), torch.float32))
     assert streamed
 
 
-def test_a_walk_over_chunks_of_grouped_heads_computes_the_definition(streamed):
-    query, key, value = draw(Shape((1, 2), 40, 70, 6, 5), torch.float32)
-    compare("add_laplace", query, key[:, :1], value[:, :1], enable_gqa=True)
-    compare("add_laplace", query, key[:, :1], value[:, :1], enable_gqa=True, is_causal=True)
+@pytest.mark.parametrize("name", cuda.STEPS)
+def test_a_walk_over_chunks_of_grouped_heads_computes_the_definition(name, streamed):
+    query, key, value = draw(Shape((1, 2), 40, 70, 34, 5), torch.float32)
+    compare(name, query, key[:, :1], value[:, :1], enable_gqa=True)
+    compare(name, query, key[:, :1], value[:, :1], enable_gqa=True, is_causal=True)
     assert streamed
 
 
-def test_heads_that_chunks_do_not_serve_are_summed_by_points(streamed):
+@pytest.mark.parametrize("name", cuda.STEPS)
+def test_heads_that_chunks_do_not_serve_are_summed_as_others(name, streamed):
     query, key, value = draw(Shape((2,), 70, 80, 33, 20), torch.float32)
     far = query.clone()
     far[0, 0, 1] = 100.0
-    compare("add_laplace", far, key, value)
-    compare("add_laplace", query, key, value * 1e30)
-    compare("add_laplace", query, key, value * 1e-30, is_causal=True)
+    compare(name, far, key, value)
+    compare(name, query, key, value * 1e30)
+    compare(name, query, key, value * 1e-30, is_causal=True)
     assert streamed
 
 
+@pytest.mark.parametrize("name", cuda.STEPS)
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["query", "key", "value"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=str)
-def test_a_bad_number_spoils_no_other_head_of_a_walk_over_chunks(which, bad, streamed):
+def test_a_bad_number_spoils_no_other_head_of_a_walk_over_chunks(name, which, bad, streamed):
     inputs = draw(Shape((2,), 10, 70, 33, 8), torch.float32)
     inputs[which][1, -1, 2] = bad
-    output = sortattn.kernel_attention(*inputs, "add_laplace", backend="tiled")
+    output = sortattn.kernel_attention(*inputs, name, backend="tiled")
     assert output[1].isnan().all()
     assert output[0].isfinite().all()
     assert streamed
 
 
-def test_a_walk_over_chunks_has_gradients(streamed):
+@pytest.mark.parametrize("name", cuda.STEPS)
+def test_a_walk_over_chunks_has_gradients(name, streamed):
     shape = Shape((1,), 70, 80, 33, 20)
-    case, inputs, gradient = CASES["add_laplace"], draw(shape, torch.float32), cotangent(shape, torch.float32)
+    case, inputs, gradient = CASES[name], draw(shape, torch.float32), cotangent(shape, torch.float32)
     check(define(case, inputs, gradient), case, inputs, gradient, backend="tiled")
     assert streamed
 

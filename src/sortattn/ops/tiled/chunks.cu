@@ -1,10 +1,13 @@
-// One look at queries, keys and values as that of survey.cu, which leaves factors of the keys of `add_laplace` and
-// halves of the values where stream.cu finds them: so they are made once, and not by every block of a head.
+// Keys as the sums of their terms want them and halves of values, where stream.cu finds them: so they are made once,
+// and not by every block of a head. They are looked through as by survey.cu and in its place, unless fixed points need
+// to know what it found.
 //
-// Set by cuda.py: NUMBER (float), KERNEL (ADD_LAPLACE), EPSILON (which no kernel here has), EARLY (1 if the launch
+// Set by cuda.py: NUMBER (float), KERNEL (a name of Kind), EPSILON (of the Riesz kernels), EARLY (1 if the launch
 // behind may begin before this one ends).
 
 #include "kinds.cu"
+
+#include "points.cu"
 
 #include "layout.cu"
 
@@ -30,31 +33,35 @@ struct Points {
     }
 };
 
-// 64 rows from `first` on; of keys, their factors
-template <bool KEYS> inline void look_at_points(const Points &points, int first, const float *origin, int dims,
-                                                float rate, float4 *to, Found &mine) {
+// 64 rows from `first` on; of keys, their units and norms
+template <bool KEYS> inline void look_at_points(const Points &points, int first, const float *origin,
+                                                const Setting &setting, float4 *to, float *norms, Found &mine) {
+    // as a warp writes them, units of eight rows are a line of memory
     int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 8 + lane % 8, four = lane / 8 * 4;
-    // as a warp writes them, eight rows and four dimensions side by side are a line of memory
     float4 found[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) found[i] = points.read(first + row, i * CHUNK_DIMS + four);
+    for (int i = 0; i < 4; ++i) found[i] = points.read(first + row, i * 16 + four);
+    float norm = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        int column = i * CHUNK_DIMS + four;
-        float x[4] = {found[i].x, found[i].y, found[i].z, found[i].w}, y[8];
+        int column = i * 16 + four;
+        float x[4] = {found[i].x, found[i].y, found[i].z, found[i].w}, y[FOUR];
+        if constexpr (!STATIONARY) norm += norm_of<KEYS>(x, true);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             bool inside = points.has(first + row, column + e);
-            float from = inside ? origin[column + e] : 0.0f;
+            float from = ORIGIN && inside ? origin[column + e] : 0.0f;
             if (inside) look(x[e], from, mine);
-            if (!KEYS) continue;
-            float place = (x[e] - from) * rate;
-            // e^-2t and e^t; what is not there adds nothing
-            y[2 * e] = inside ? power_of_two(-2 * place) : 0.0f, y[2 * e + 1] = inside ? power_of_two(place) : 0.0f;
+            x[e] -= from;
         }
-        if (!KEYS || i >= key_chunks(dims)) continue;
-        to[factors_at(column, row)] = {y[0], y[1], y[2], y[3]};
-        to[factors_at(column + 2, row)] = {y[4], y[5], y[6], y[7]};
+        if (!KEYS || column / CHUNK_DIMS >= key_chunks(setting.dims)) continue;
+        make_quick<true>(x, column, setting, y);
+#pragma unroll
+        for (int e = 0; e < FOUR; e += 4) to[unit_at(column, row) + e / 4 * 64] = {y[e], y[e + 1], y[e + 2], y[e + 3]};
+    }
+    if constexpr (KEYS && !STATIONARY) {
+        for (int x = 8; x < 32; x *= 2) norm += __shfl_xor_sync(~0u, norm, x);
+        if (four == 0 && first + row < points.count) norms[first + row] = norm;
     }
 }
 
@@ -79,33 +86,43 @@ inline void look_at_values(const Points &values, int first, uint4 *to, Found &mi
     }
 }
 
-// Blocks have parts as in survey.cu, and of a part every so many times 64 rows.
+// Blocks have parts as in survey.cu, and of a part every so many times 64 rows. `found` is to be written or, of fixed
+// points, what survey.cu found.
 extern "C" __global__ void __launch_bounds__(THREADS)
     chunks(const float *query, const float *key, const float *value, const float *bandwidth, Found *found, float *to,
-           long long each, long long columns, long long dims, long long channels, long long group, long long slices,
-           double tau) {
-    let_next_begin();
+           float *norms, long long each, long long columns, long long dims, long long channels, long long group,
+           long long slices, double tau) {
     long long part = blockIdx.x / slices, p = part / (group + 2);
     int slice = blockIdx.x % slices, kind = part % (group + 2), size = chunks_of(dims) * CHUNK;
     const float *origin = key + p * columns * dims;
     to += p * ((columns + ROWS - 1) / ROWS) * size;
+    Setting setting{Numbers(bandwidth ? bandwidth[p] : float(tau), nullptr, 0), true, 1, 1, int(dims)};
+    if constexpr (FIXED) {
+        wait_for_launch_before();
+        Found points = {};
+        const Found *parts = found + p * (group + 2) * slices;
+        for (int i = threadIdx.x % 32; kind == group && i < (group + 1) * slices; i += 32) join(points, parts[i]);
+        points = join_lanes(points);
+        settle_fixed(setting, points.reach, points.sum / (float(each * group + columns) * dims));
+    }
+    let_next_begin();
     Found mine = {};
     if (kind < group) {
         Points queries(query + (p * group + kind) * each * dims, each, dims);
-        for (int first = slice * ROWS; columns && first < each; first += slices * ROWS)
-            look_at_points<false>(queries, first, origin, dims, 0, nullptr, mine);
+        for (int first = slice * ROWS; !FIXED && columns && first < each; first += slices * ROWS)
+            look_at_points<false>(queries, first, origin, setting, nullptr, nullptr, mine);
     } else if (kind == group) {
         Points keys(origin, columns, dims);
-        Numbers numbers(bandwidth ? bandwidth[p] : float(tau), nullptr, 0);
         for (int tile = slice; tile * ROWS < columns; tile += slices)
-            look_at_points<true>(keys, tile * ROWS, origin, dims, numbers.rate,
-                                 reinterpret_cast<float4 *>(to + (long long)tile * size), mine);
+            look_at_points<true>(keys, tile * ROWS, origin, setting,
+                                 reinterpret_cast<float4 *>(to + (long long)tile * size), norms + p * columns, mine);
     } else {
         Points values(value + p * columns * channels, columns, channels);
         for (int tile = slice; tile * ROWS < columns; tile += slices)
             look_at_values(values, tile * ROWS,
                            reinterpret_cast<uint4 *>(to + (long long)tile * size + key_chunks(dims) * CHUNK), mine);
     }
+    if constexpr (FIXED) return;
     __shared__ Found parts[THREADS / 32];
     report(mine, parts, THREADS / 32, found[blockIdx.x]);
 }

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,9 +44,9 @@ _SHARED = 72 << 10
 _TILES, _FACTORS, _FEWER_FACTORS = {1: 73 << 10, 2: 125 << 10}, {1: 105 << 10, 2: 174 << 10}, 98 << 10
 # of a walk over what `chunks.cu` has made ready: three blocks of this size fit into a multiprocessor of Hopper
 _WALK = 75 << 10
-# numbers of a chunk, dimensions of the keys of one, chunks of the values of as many rows as a block has, and the most
-# bytes of all of them
-_CHUNK_SIZE, _CHUNK_DIMS, _VALUE_CHUNKS, _CHUNK_ROOM = 2048, 16, 2, 512 << 20
+# numbers of a chunk, dimensions of keys that are one number each and of which it has those of as many rows as a block
+# has, chunks of their values, the fewest dimensions that are such numbers, and the most bytes of all chunks
+_CHUNK_SIZE, _CHUNK_DIMS, _VALUE_CHUNKS, _FEWEST_DIMS, _CHUNK_ROOM = 2048, 32, 2, 32, 512 << 20
 # of slopes with one step, with three, and with factors
 _PLACES = {AddRiesz.name: 88 << 10, AddBump.name: 106 << 10, AddLaplace.name: 79 << 10}
 _SLOPE_THREADS = 256
@@ -112,9 +113,9 @@ def survey_of(dtype: torch.dtype, early: bool = False) -> Kernel:
 
 
 @lru_cache
-def chunks_of(early: bool = False) -> Kernel:
-    """The kernel that looks through the inputs of `add_laplace`, and makes keys and values ready; `early` as above."""
-    defines = (("NUMBER", "float"), ("KERNEL", AddLaplace.name.upper()), ("EPSILON", repr(RIESZ_EPSILON)))
+def chunks_of(kernel: str, early: bool = False) -> Kernel:
+    """The kernel that makes keys and values ready for all blocks; `early` as above."""
+    defines = (("NUMBER", "float"), ("KERNEL", kernel.upper()), ("EPSILON", repr(RIESZ_EPSILON)))
     return Kernel(_CHUNKS, "chunks", (*defines, ("EARLY", int(early))))
 
 
@@ -239,50 +240,89 @@ class _Call:
         return able and shared_of("slopes", self.kernel, self.dtype, self.inputs.coarse) <= room
 
     def streams(self) -> bool:
-        """Whether `chunks.cu` makes keys and values ready, once for all blocks: not if there are few of these."""
-        able = self.kernel == AddLaplace.name and self.dtype == torch.float32 and not self.wide and not self.looks()
+        """Whether `chunks.cu` makes keys and values ready, once for all blocks: where multiprocessors have three."""
+        if self.kernel not in STEPS or self.dtype != torch.float32 or self.wide or self.looks():
+            return False
+        if self.kernel != AddLaplace.name and self.dims < _FEWEST_DIMS:
+            return False
         device = self.inputs.query.device
-        few = self.problems * self.blocks(self.rows) <= processors_of(device)
-        return able and not few and walks(device) and 4 * self.chunks() <= _CHUNK_ROOM
+        few = self.problems * self.blocks(self.rows) <= 2 * processors_of(device)
+        return not few and walks(device) and 4 * self.chunks() <= _CHUNK_ROOM
 
     def chunks(self) -> int:
         """The numbers of all chunks."""
-        each = -(-self.dims // _CHUNK_DIMS) + _VALUE_CHUNKS
+        each = -(-self.dims * (2 if self.kernel == AddLaplace.name else 1) // _CHUNK_DIMS) + _VALUE_CHUNKS
         return self.problems * self.blocks(self.columns) * each * _CHUNK_SIZE
 
-    def survey(self) -> tuple[Tensor | None, int, int | None]:
-        """What `survey.cu` finds in the inputs, in how many slices, and where chunks are.
+    def survey(self) -> "_Surveyed":
+        """What the kernels before a forward pass find in the inputs and make of them."""
+        room, places = None, (None, None, None)
+        if not self.looks():
+            room = self.tensors[0].new_empty(self.room())
+            places = self.places(room.data_ptr())
+            for look in self.lookers():
+                given = (self.tensors[4], *places) if look.makes else places[:1]
+                look.kernel((look.blocks,), _SURVEY_THREADS, *self.tensors[:3], *given, *look.numbers, early=look.early)
+        return _Surveyed(*places, self.slices(), room)
 
-        None if blocks look for themselves, or there are no chunks.
-        """
+    def lookers(self) -> "list[_Looker]":
+        """The kernels of `survey`, and how they are launched; fixed points need to know what was found."""
         if self.looks():
-            return None, 0, None
-        blocks, slices, numbers = self.look()
-        if not self.streams():
-            found = self.tensors[0].new_empty(blocks, 4, dtype=torch.float32)
-            self.surveyor()((blocks,), _SURVEY_THREADS, *self.tensors[:3], found, *numbers)
-            return found, slices, None
-        # the chunks first, which lie at whole lines of memory then
-        room = self.tensors[0].new_empty(self.chunks() + 4 * blocks)
-        found = room[self.chunks() :]
-        bandwidth = self.tensors[4]
-        self.surveyor()((blocks,), _SURVEY_THREADS, *self.tensors[:3], bandwidth, found, room, *numbers)
-        return found, slices, room.data_ptr()
+            return []
+        group, slices, early = self.inputs.group, self.slices(), begins_early(self.inputs.query.device)
+        blocks = self.problems * (group + 2) * slices
+        numbers = (self.rows // group, self.columns, self.dims, self.channels, group, slices)
+        streams, fixed = self.streams(), self.kernel == AddRiesz.name
+        lookers = []
+        if fixed or not streams:
+            centred = int(self.kernel in (AddLaplace.name, Laplace.name))
+            lookers.append(_Looker(survey_of(self.dtype, early), blocks, (*numbers, centred), False, False))
+        if streams:
+            kernel = chunks_of(self.kernel, early)
+            lookers.append(_Looker(kernel, blocks, (*numbers, self.tau), early and fixed, True))
+        return lookers
 
-    def surveyor(self) -> Kernel:
-        """The kernel of `survey`."""
-        early = begins_early(self.inputs.query.device)
-        return chunks_of(early) if self.streams() else survey_of(self.dtype, early)
-
-    def look(self) -> tuple[int, int, tuple[int | float, ...]]:
-        """Of `survey.cu`, the blocks, in how many slices they have the inputs, and the numbers it takes."""
-        group = self.inputs.group
-        parts = self.problems * (group + 2)
-        each = self.rows // group
+    def slices(self) -> int:
+        """In how many slices `survey.cu` has the inputs; none if blocks look for themselves."""
+        if self.looks():
+            return 0
+        parts = self.problems * (self.inputs.group + 2)
+        each = self.rows // self.inputs.group
         numbers = max(each * self.dims, self.columns * self.dims, self.columns * self.channels)
-        slices = max(1, min(-(-_LOOKING // max(parts, 1)), numbers // _LOOK))
-        last = self.tau if self.streams() else int(self.kernel in (AddLaplace.name, Laplace.name))
-        return parts * slices, slices, (each, self.columns, self.dims, self.channels, group, slices, last)
+        return max(1, min(-(-_LOOKING // max(parts, 1)), numbers // _LOOK))
+
+    def room(self) -> int:
+        """Numbers that `survey` takes: chunks, which lie at whole lines of memory then, norms of keys, what is found."""
+        found = self.problems * (self.inputs.group + 2) * self.slices() * 16 // self.inputs.query.itemsize
+        return found + (self.chunks() + self.problems * self.columns + 4 if self.streams() else 0)
+
+    def places(self, room: int) -> tuple[int, int | None, int | None]:
+        """Where in that room is what was found, the chunks and the norms."""
+        if not self.streams():
+            return room, None, None
+        norms = room + 4 * self.chunks()
+        # what was found are four numbers each
+        return -(-(norms + 4 * self.problems * self.columns) // 16) * 16, room, norms
+
+
+class _Looker(NamedTuple):
+    """A kernel before a forward pass, its blocks and numbers, whether it begins early, and whether it makes chunks."""
+
+    kernel: Kernel
+    blocks: int
+    numbers: tuple[int | float, ...]
+    early: bool
+    makes: bool
+
+
+class _Surveyed(NamedTuple):
+    """Where the kernels before a forward pass left what, in how many slices, and the tensor that has it."""
+
+    found: int | None
+    chunks: int | None
+    norms: int | None
+    slices: int
+    room: Tensor | None
 
 
 def _table(kernel: str, parameters: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, int]:
@@ -306,7 +346,7 @@ def _kernels(inputs: Inputs, gradients: bool, copied: bool) -> list[Kernel]:
     if short.serves(inputs):
         return short.kernels(inputs, learning)
     call = _Call(inputs)
-    looking = [] if call.looks() else [call.surveyor()]
+    looking = [look.kernel for look in call.lookers()]
     return [*looking, call.kernel_for("forward", call.rows)[0], *(_backward_kernels(call) if learning else ())]
 
 
@@ -335,10 +375,10 @@ def _forward(inputs: Inputs, gradients: bool, copied: bool) -> tuple[Tensor | No
         if gradients and inputs.normalised and call.kernel == Laplace.name:
             shift = torch.empty_like(total)
         copy = torch.empty_like(out) if copied else None
-        found, slices, chunks = call.survey()
+        surveyed = call.survey()
         call.launch(
-            "forward", call.rows, *call.tensors, found, chunks, out, copy, total, shift, *call.sizes,
-            int(inputs.normalised), slices, call.tau,
+            "forward", call.rows, *call.tensors, *surveyed[:3], out, copy, total, shift, *call.sizes,
+            int(inputs.normalised), surveyed.slices, call.tau,
         )  # fmt: skip
     return out, total, shift, copy
 
@@ -349,15 +389,15 @@ def prepared(inputs: Inputs, gradients: bool) -> Callable[[int, Tensor, Tensor, 
     With `gradients` the rows are copied, as for the backward pass.
     """
     call = _Call(inputs)
-    slices, look, room, chunks = 0, None, 0, call.chunks() if call.streams() else 0
-    if not call.looks():
-        blocks, slices, numbers = call.look()
-        # four numbers of 32 bits for each
-        room = chunks + blocks * 16 // inputs.query.itemsize
-        look = call.surveyor().prepared((blocks,), _SURVEY_THREADS, 6 if chunks else 4, *numbers)
+    room = call.room()
+    looks = [
+        look.kernel.prepared((look.blocks,), _SURVEY_THREADS, 7 if look.makes else 4, *look.numbers, early=look.early)
+        for look in call.lookers()
+    ]
+    makes = [look.makes for look in call.lookers()]
     kernel, grid, block, options = call.form("forward", call.rows)
-    numbers = (*call.sizes, int(inputs.normalised), slices, call.tau)
-    launch = kernel.prepared(grid, block, 12, *numbers, **options)
+    numbers = (*call.sizes, int(inputs.normalised), call.slices(), call.tau)
+    launch = kernel.prepared(grid, block, 13, *numbers, **options)
     alike, shape = call.dims == call.channels, (*inputs.query.shape[:-1], call.channels)
     shifted = gradients and call.kernel == Laplace.name
 
@@ -367,13 +407,14 @@ def prepared(inputs: Inputs, gradients: bool) -> Callable[[int, Tensor, Tensor, 
         copy = torch.empty_like(out) if gradients else None
         total = query.new_empty(shape[:-1]) if gradients else None
         shift = torch.empty_like(total) if shifted else None
-        points, found, places = (query.data_ptr(), key.data_ptr(), value.data_ptr()), None, (0, 0)
-        if look is not None:
+        points, found = (query.data_ptr(), key.data_ptr(), value.data_ptr()), None
+        places = (0, 0, 0)
+        if looks:
             # let go at the end: who has it next comes later on the stream
             found = query.new_empty(room)
-            first = found.data_ptr()
-            places = (first + 4 * chunks, first) if chunks else (first, 0)
-            look(stream, *points, *((0, *places) if chunks else places[:1]))
+            places = [place or 0 for place in call.places(found.data_ptr())]
+            for look, made in zip(looks, makes, strict=True):
+                look(stream, *points, *((0, *places) if made else places[:1]))
         launch(
             stream, *points, 0, 0, 0, *places, out.data_ptr(),
             0 if copy is None else copy.data_ptr(), 0 if total is None else total.data_ptr(),
@@ -463,8 +504,8 @@ def _backward_by_steps(call: _Call, grad: Tensor, rows: Tensor, total: Tensor) -
     )  # fmt: skip
     # the gradients of the values are kernel sums too, of keys and queries
     call.launch(
-        "forward_values", call.columns, key, query, sums, weight, bandwidth, None, found, None, gradients[2], None,
-        None, None, call.columns, call.rows, *call.sizes[2:], 0, slices, call.tau,
+        "forward_values", call.columns, key, query, sums, weight, bandwidth, None, found, None, None, gradients[2],
+        None, None, None, call.columns, call.rows, *call.sizes[2:], 0, slices, call.tau,
     )  # fmt: skip
     grad_bandwidth = None
     if bandwidth is not None:

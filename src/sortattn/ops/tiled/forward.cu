@@ -17,6 +17,8 @@
 
 #include "kinds.cu"
 
+#include "points.cu"
+
 // of a group, and of all groups
 constexpr int THREADS = 128, ALL = GROUPS * THREADS, OTHER = 64;
 // warps with rows of their own, those that share these, and the keys of a thread
@@ -27,18 +29,9 @@ constexpr int WIDTH = 64, STRIDE = WIDTH + 4;
 constexpr int GROUP = 16, FACTOR_DIMS = ROOMY ? GROUP : 12, NUMBERS = GROUP + FACTOR_DIMS;
 constexpr int POINTS = (FACTORS && !STREAM ? WIDTH / GROUP * NUMBERS : WIDTH) + 4;
 constexpr bool WIDE = CHUNKS > 1;
-// |s - t| of integers is one instruction with its sum, on another pipe than float's two: of four dimensions three are
-// taken so, which keeps both pipes busy
-constexpr bool FIXED = KIND == ADD_RIESZ || KIND == LAPLACE;
-constexpr int FIXED_DIMS = 3;
 // Floats below 2^-125 are multiples of the least one, and read as integers they say of which: what float instructions
 // make of points that small is summed by instructions on integers, and with them.
 constexpr bool SMALL = KIND == ADD_RIESZ || KIND == ADD_BUMP;
-// points this much farther out than the mean leave the others too few digits
-constexpr float OUTLIER = KIND == ADD_RIESZ ? 32.0f : 64.0f;
-constexpr int FEWEST_DIMS = 32;
-// sums of e^-|s - t| as factors and distances of fixed points are measured from the first key
-constexpr bool ORIGIN = KIND == ADD_LAPLACE || KIND == LAPLACE;
 // One warp reads what survey.cu found, and the others need not wait for each other; `add_bump` is slower with it.
 constexpr bool ONE_READS = KIND != ADD_BUMP;
 
@@ -76,8 +69,7 @@ struct Shared {
     float total[PARTS][OWN], shift[PARTS][OWN];
 };
 static_assert(GROUPS == 1 || !WIDE, "groups share the queries");
-static_assert(!STREAM || (GROUPS == 1 && OWN == 64 && !WIDE && !REVERSED && KIND == ADD_LAPLACE),
-              "a walk is for these");
+static_assert(!STREAM || (GROUPS == 1 && OWN == 64 && !WIDE && !REVERSED), "a walk is for these");
 static_assert(sizeof(Shared) <= SHARED, "cuda.py asks for less shared memory than is used");
 extern __shared__ __align__(16) unsigned char memory[];
 
@@ -181,15 +173,7 @@ inline float small_edge(double tau) {
 
 inline Setting settle(const Shared &shared, Numbers numbers, int dims, double tau) {
     Setting setting{numbers, false, 1, 1, dims};
-    if constexpr (FIXED) {
-        float reach = shared.reach;
-        setting.quick = dims >= FEWEST_DIMS && reach <= OUTLIER * shared.mean && reach > 0x1p-60f && reach < 0x1p60f;
-        int exponent;
-        frexp(reach, &exponent);
-        // two of these differ by less than 2^25, and 64 such differences fit into 32 bits
-        setting.scale = ldexp(1.0f, 24 - exponent);
-        setting.back = ldexp(1.0f, exponent - 24);
-    }
+    if constexpr (FIXED) settle_fixed(setting, shared.reach, shared.mean);
     if constexpr (KIND == ADD_BUMP) {
         setting.quick = dims >= FEWEST_DIMS;
         // times 2^-125; not as a product, which would become one of every term
@@ -203,9 +187,10 @@ inline Setting settle(const Shared &shared, Numbers numbers, int dims, double ta
 
 extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
     forward(const float *query, const float *key, const float *value, const float *weight, const float *bandwidth,
-            const float *table, const Found *found, const float *chunks, float *out, float *copy_out, float *total_out,
-            float *shift_out, long long rows, long long columns, long long dims, long long channels, long long each,
-            long long causal, long long count, long long normalised, long long slices, double tau) {
+            const float *table, const Found *found, const float *chunks, const float *norms, float *out,
+            float *copy_out, float *total_out, float *shift_out, long long rows, long long columns, long long dims,
+            long long channels, long long each, long long causal, long long count, long long normalised,
+            long long slices, double tau) {
     Shared &shared = *reinterpret_cast<Shared *>(memory);
     Tile &tile = shared.tiles[group()];
     unsigned tiles = (rows + OWN - 1) / OWN;
@@ -244,9 +229,10 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
         if (thread() < OTHER) tile.mark[thread()] = other_mark(start + thread(), rows, columns, each, causal, weights);
     };
     // not `>`, which is false for a NaN
-    bool streamed = STREAM && shared.reach * setting.numbers.rate <= REACH && shared.lift == 1;
-    if (STREAM && streamed) {
-        change_queries(shared.streamed, tile.value, shared.origin, dims, setting.numbers.rate);
+    bool suits = FACTORS ? shared.reach * setting.numbers.rate <= REACH : setting.quick;
+    bool streamed = STREAM && suits && shared.lift == 1;
+    if (streamed) {
+        change_queries(shared, tile.value, setting);
         let_copies_see();
     } else if constexpr (!WIDE) {
         if constexpr (STREAM) {
@@ -283,7 +269,8 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
             int tiles = (end + OTHER - 1) / OTHER, all = (columns + OTHER - 1) / OTHER, size = chunks_of(dims);
             Walk walk{shared.streamed, shared.ring, chunks + p * all * size * CHUNK, tiles * size};
             auto mark = [&](int n) { return other_mark(n, rows, columns, each, causal, weights); };
-            stream(walk, shared, end, dims, rows - first, always ? 0 : least, mark, total, running[0]);
+            stream(walk, shared, setting, end, rows - first, always ? 0 : least, norms + p * columns, mark, total,
+                   running[0]);
             start = end;
         }
 #pragma unroll 1

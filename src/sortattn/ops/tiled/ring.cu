@@ -8,7 +8,7 @@ constexpr int SLOTS = STREAM ? 5 : 1;
 constexpr int LAG = 2;
 
 struct Streamed {
-    float query[OWN * WIDTH * 2];
+    float query[OWN * WIDTH * FOUR / 4];
     float ring[SLOTS][CHUNK];
 };
 

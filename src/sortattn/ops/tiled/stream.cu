@@ -1,67 +1,110 @@
 // A walk over keys and values that chunks.cu has made ready; a part of forward.cu. Nothing is changed or split here,
 // and no barrier holds the warps of a block together.
 
-// factors of the queries, e^-s and e^2s, of rows in `raw`
-inline void change_queries(Streamed &streamed, const float *raw, const float *origin, int dims, float rate) {
-    int row = thread() % OWN;
-    float4 *to = reinterpret_cast<float4 *>(streamed.query);
-    constexpr int TURNS = THREADS / OWN;
+// the queries as they are wanted, of rows in `raw`; two threads have one
+inline void change_queries(Shared &shared, const float *raw, const Setting &setting) {
+    int row = thread() / 2, half = thread() % 2;
+    float4 *to = reinterpret_cast<float4 *>(shared.streamed.query);
+    float norm = 0;
 #pragma unroll
-    for (int i = 0; i < WIDTH / 4 / TURNS; ++i) {
-        int at = (i * TURNS + thread() / OWN) * 4;
+    for (int i = 0; i < 8; ++i) {
+        // neighbours begin at different banks
+        int at = half * 32 + (i ^ half * 4) * 4;
         float4 found = *reinterpret_cast<const float4 *>(raw + row * STRIDE + at);
-        float4 from = *reinterpret_cast<const float4 *>(origin + at);
-        float x[4] = {found.x - from.x, found.y - from.y, found.z - from.z, found.w - from.w}, y[8];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            bool inside = at + e < dims;
-            x[e] *= rate;
-            y[2 * e] = inside ? power_of_two(-x[e]) : 0.0f, y[2 * e + 1] = inside ? power_of_two(2 * x[e]) : 0.0f;
+        float x[4] = {found.x, found.y, found.z, found.w}, y[FOUR];
+        if constexpr (!STATIONARY) norm += norm_of<false>(x, true);
+        if constexpr (ORIGIN) {
+            float4 from = *reinterpret_cast<const float4 *>(shared.origin + at);
+            x[0] -= from.x, x[1] -= from.y, x[2] -= from.z, x[3] -= from.w;
         }
-        to[factors_at(at, row)] = {y[0], y[1], y[2], y[3]};
-        to[factors_at(at + 2, row)] = {y[4], y[5], y[6], y[7]};
+        make_quick<false>(x, at, setting, y);
+#pragma unroll
+        for (int e = 0; e < FOUR; e += 4) to[unit_at(at, row) + e / 4 * 64] = {y[e], y[e + 1], y[e + 2], y[e + 3]};
+    }
+    if constexpr (!STATIONARY) {
+        norm += __shfl_xor_sync(~0u, norm, 1);
+        if (half == 0) shared.own_norm[row] = norm;
     }
 }
 
-// sums += what the dimensions of a chunk add
+// the sums of a tile's terms: of floats, or of integers until all dimensions are in them
+struct Sums {
+    float x[4][EACH] = {};
+    int whole[4][EACH] = {};
+};
+
+// sums += what units of a chunk add, two at a time
 template <int R, int J>
-inline void add_chunk(const float4 *own, const float4 *other, int dims, float (&sums)[4][EACH]) {
+inline void add_chunk(const float4 *own, const float4 *other, int dims, const Setting &setting, Sums &sums) {
 #pragma unroll 1
-    for (int d = 0; d < dims; d += 4, own += factors_at(4, 0), other += factors_at(4, 0))
+    for (int d = 0; d < dims; d += 2 * UNIT_DIMS, own += unit_at(2 * UNIT_DIMS, 0), other += unit_at(2 * UNIT_DIMS, 0))
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
-            add_products<R, J, 1>(own + factors_at(2 * i, 0), other + factors_at(2 * i, 0), sums);
+        for (int i = 0; i < 2; ++i) {
+            const float4 *from = own + unit_at(i * UNIT_DIMS, 0), *to = other + unit_at(i * UNIT_DIMS, 0);
+            if constexpr (FACTORS) {
+                add_products<R, J, 1>(from, to, sums.x);
+                continue;
+            }
+            float4 mine[R];
+#pragma unroll
+            for (int r = 0; r < R; ++r) mine[r] = from[r * 8];
+#pragma unroll
+            for (int j = 0; j < J; ++j) {
+                float4 yours = to[j / 2 * 8 + j % 2];
+                float y[4] = {yours.x, yours.y, yours.z, yours.w};
+#pragma unroll
+                for (int r = 0; r < R; ++r) {
+                    float x[4] = {mine[r].x, mine[r].y, mine[r].z, mine[r].w};
+                    add_four(x, y, setting, sums.whole[r][j], sums.x[r][j]);
+                }
+            }
+        }
 }
-inline void add_chunk(const float4 *own, const float4 *other, int dims, Part part, float (&sums)[4][EACH]) {
+inline void add_chunk(const float4 *own, const float4 *other, int dims, const Setting &setting, Part part, Sums &sums) {
     if (part.empty()) return;
-    if (part.rows > 8 && part.keys > 8) return add_chunk<4, EACH>(own, other, dims, sums);
-    if (part.rows > 8) return add_chunk<4, 2>(own, other, dims, sums);
-    if (part.keys > 8) return add_chunk<1, EACH>(own, other, dims, sums);
-    add_chunk<1, 2>(own, other, dims, sums);
+    if (part.rows > 8 && part.keys > 8) return add_chunk<4, EACH>(own, other, dims, setting, sums);
+    if (part.rows > 8) return add_chunk<4, 2>(own, other, dims, setting, sums);
+    if (part.keys > 8) return add_chunk<1, EACH>(own, other, dims, setting, sums);
+    add_chunk<1, 2>(own, other, dims, setting, sums);
 }
 
 // The sums over the keys before `end`, of which no query sees some from `least` on; `left` rows are left from the first
-// of the block on, and mark(n) is that of a key.
-template <class Mark> inline void stream(Walk walk, const Shared &shared, int end, int dims, int left, int least,
-                                         Mark mark, float (&total)[4], float (&running)[2][8][4]) {
+// of the block on, `norms` are those of the keys, and mark(n) is that of a key.
+template <class Mark> inline void stream(Walk walk, const Shared &shared, const Setting &setting, int end, int left,
+                                         int least, const float *norms, Mark mark, float (&total)[4],
+                                         float (&running)[2][8][4]) {
     Place place;
     int lane = threadIdx.x % 32;
     const float4 *queries = reinterpret_cast<const float4 *>(shared.streamed.query) + place.row(0);
     walk.begin();
 #pragma unroll 1
     for (int start = 0; start < end; start += OTHER) {
-        float scores[4][EACH];
+        float other_norm[EACH];
+        if constexpr (!STATIONARY)
 #pragma unroll
-        for (int r = 0; r < 4; ++r)
-#pragma unroll
-            for (int j = 0; j < EACH; ++j) scores[r][j] = 0;
+            // those behind the last are of keys that nobody sees
+            for (int j = 0; j < EACH; ++j) other_norm[j] = norms[min(start + place.column(j), end - 1)];
+        Sums sums;
         Part part{left - place.down, end - start - place.across};
 #pragma unroll 1
-        for (int d = 0; d < dims; d += CHUNK_DIMS) {
+        for (int d = 0; d < setting.dims; d += CHUNK_DIMS) {
             const float4 *keys = walk.take() + place.column(0);
-            add_chunk(queries + factors_at(d, 0), keys, min(dims - d, CHUNK_DIMS), part, scores);
+            add_chunk(queries + unit_at(d, 0), keys, min(setting.dims - d, CHUNK_DIMS), setting, part, sums);
             walk.leave();
         }
+        float (&scores)[4][EACH] = sums.x;
+        if constexpr (!FACTORS)
+#pragma unroll
+            for (int r = 0; r < 4; ++r)
+#pragma unroll
+                for (int j = 0; j < EACH; ++j) scores[r][j] = float(unsigned(sums.whole[r][j])) * setting.back;
+        if constexpr (KIND == ADD_RIESZ)
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                float norm = float(EPSILON) * setting.dims * setting.numbers.tau + shared.own_norm[place.row(r)];
+#pragma unroll
+                for (int j = 0; j < EACH; ++j) scores[r][j] = norm + other_norm[j] - scores[r][j];
+            }
         if (start + OTHER > least)
 #pragma unroll
             for (int j = 0; j < EACH; ++j) {
