@@ -41,18 +41,23 @@ template <bool KEYS> inline void look_at_points(const Points &points, int first,
     float4 found[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) found[i] = points.read(first + row, i * 16 + four);
+    // the first key
+    Points origins(origin, ORIGIN && first + row < points.count ? 1 : 0, points.width);
+    float4 origin_of[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) origin_of[i] = origins.read(0, i * 16 + four);
     float norm = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         int column = i * 16 + four;
+        float from[4] = {origin_of[i].x, origin_of[i].y, origin_of[i].z, origin_of[i].w};
         float x[4] = {found[i].x, found[i].y, found[i].z, found[i].w}, y[FOUR];
         if constexpr (!STATIONARY) norm += norm_of<KEYS>(x, true);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             bool inside = points.has(first + row, column + e);
-            float from = ORIGIN && inside ? origin[column + e] : 0.0f;
-            if (inside) look(x[e], from, mine);
-            x[e] -= from;
+            if (inside) look(x[e], from[e], mine);
+            x[e] -= from[e];
         }
         if (!KEYS || column / CHUNK_DIMS >= key_chunks(setting.dims)) continue;
         make_quick<true>(x, column, setting, y);

@@ -118,8 +118,6 @@ inline void look_at(const Rows &rows, const float *origin, Found &found) {
 inline void look_around(Shared &shared, const Found *found, const Rows &queries, const Rows &keys, const Rows &values,
                         int first, int each, int heads, int slices) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, thread = threadIdx.x;
-    for (int d = thread; ORIGIN && d < CHUNKS * WIDTH; d += ALL)
-        shared.origin[d] = d < keys.width && keys.count ? keys.start[d] : 0.0f;
     Found points = {}, numbers = {};
     bool alone = ONE_READS && found;
     if (found) {
@@ -208,17 +206,26 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
         if (group() == 0) queries.fetch(tile.value, first, 0);
         if (!STREAM) keys.fetch(tile.raw, begin, 0);
     }
-    if constexpr (STREAM) make(shared.ring);
+    for (int d = threadIdx.x; ORIGIN && d < CHUNKS * WIDTH; d += ALL)
+        shared.origin[d] = d < dims && columns ? keys.start[d] : 0.0f;
     if (threadIdx.x < OWN) {
         // rows beyond the last see what it sees, and are not written
         int row = min(first + int(threadIdx.x), int(rows) - 1);
         shared.own_mark[threadIdx.x] = own_mark(row, rows, columns, each, causal, weights);
     }
+    Numbers numbers(bandwidth ? bandwidth[p] : float(tau), table, count);
+    if constexpr (STREAM) {
+        make(shared.ring);
+        arrive();
+        __syncthreads();
+        // while the launch before may still be at work, as if the head were quick
+        if (!FIXED) change_queries(shared, tile.value, {numbers, true, 1, 1, int(dims)});
+    }
     look_around(shared, found ? found + p * (heads + 2) * slices : nullptr, queries, keys, values, first, each, heads,
                 slices);
     arrive();
     __syncthreads();
-    Setting setting = settle(shared, Numbers(bandwidth ? bandwidth[p] : float(tau), table, count), dims, tau);
+    Setting setting = settle(shared, numbers, dims, tau);
     if (threadIdx.x < 32) {
         int least = min(shared.own_mark[threadIdx.x], shared.own_mark[threadIdx.x + OWN - 32]);
         int most = max(shared.own_mark[threadIdx.x], shared.own_mark[threadIdx.x + OWN - 32]);
@@ -232,7 +239,7 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
     bool suits = FACTORS ? shared.reach * setting.numbers.rate <= REACH : setting.quick;
     bool streamed = STREAM && suits && shared.lift == 1;
     if (streamed) {
-        change_queries(shared, tile.value, setting);
+        if (FIXED) change_queries(shared, tile.value, setting);
         let_copies_see();
     } else if constexpr (!WIDE) {
         if constexpr (STREAM) {
