@@ -292,7 +292,7 @@ class _Call:
         return max(1, min(-(-_LOOKING // max(parts, 1)), numbers // _LOOK))
 
     def room(self) -> int:
-        """Numbers that `survey` takes: chunks, which lie at whole lines of memory then, norms of keys, what is found."""
+        """Numbers that `survey` takes: chunks, which so lie at whole lines of memory, norms of keys, what it finds."""
         found = self.problems * (self.inputs.group + 2) * self.slices() * 16 // self.inputs.query.itemsize
         return found + (self.chunks() + self.problems * self.columns + 4 if self.streams() else 0)
 
@@ -389,7 +389,8 @@ def prepared(inputs: Inputs, gradients: bool) -> Callable[[int, Tensor, Tensor, 
     With `gradients` the rows are copied, as for the backward pass.
     """
     call = _Call(inputs)
-    room = call.room()
+    # not the call itself, which has the tensors
+    room, offsets = call.room(), call.places(0)
     looks = [
         look.kernel.prepared((look.blocks,), _SURVEY_THREADS, 7 if look.makes else 4, *look.numbers, early=look.early)
         for look in call.lookers()
@@ -412,7 +413,8 @@ def prepared(inputs: Inputs, gradients: bool) -> Callable[[int, Tensor, Tensor, 
         if looks:
             # let go at the end: who has it next comes later on the stream
             found = query.new_empty(room)
-            places = [place or 0 for place in call.places(found.data_ptr())]
+            first = found.data_ptr()
+            places = [0 if offset is None else first + offset for offset in offsets]
             for look, made in zip(looks, makes, strict=True):
                 look(stream, *points, *((0, *places) if made else places[:1]))
         launch(

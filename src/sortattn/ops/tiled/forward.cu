@@ -239,6 +239,8 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
     bool suits = FACTORS ? shared.reach * setting.numbers.rate <= REACH : setting.quick;
     bool streamed = STREAM && suits && shared.lift == 1;
     if (streamed) {
+        // norms are read by all threads, and chunks by one that has waited
+        if (!STATIONARY) wait_for_launch_before();
         if (FIXED) change_queries(shared, tile.value, setting);
         let_copies_see();
     } else if constexpr (!WIDE) {
