@@ -60,7 +60,7 @@ def test_a_forward_kernel_that_begins_before_the_survey_ends_compiles(name, arch
 
 
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_120"])
-@pytest.mark.parametrize("name", cuda.STEPS)
+@pytest.mark.parametrize("name", cuda.STREAMED)
 def test_a_forward_kernel_that_walks_over_chunks_compiles(name, architecture):
     for coarse in (False, True):
         forward = cuda.kernel_of("forward", name, torch.float32, False, coarse, early=True, stream=True)

@@ -134,7 +134,7 @@ def streamed(monkeypatch):
     return launched
 
 
-@pytest.mark.parametrize("name", cuda.STEPS)
+@pytest.mark.parametrize("name", cuda.STREAMED)
 def test_a_walk_over_chunks_computes_the_definition(name, streamed):
     # three tiles of keys, of which the last has few, and slots of the ring that are taken several times
     query, key, value = draw(Shape((2,), 70, 140, 33, 20), torch.float32)
@@ -155,7 +155,7 @@ def test_a_walk_over_chunks_of_rows_that_no_16_bytes_hold_computes_the_definitio
     assert streamed
 
 
-@pytest.mark.parametrize("name", cuda.STEPS)
+@pytest.mark.parametrize("name", cuda.STREAMED)
 def test_a_walk_over_chunks_of_grouped_heads_computes_the_definition(name, streamed):
     query, key, value = draw(Shape((1, 2), 40, 70, 34, 5), torch.float32)
     compare(name, query, key[:, :1], value[:, :1], enable_gqa=True)
@@ -163,7 +163,7 @@ def test_a_walk_over_chunks_of_grouped_heads_computes_the_definition(name, strea
     assert streamed
 
 
-@pytest.mark.parametrize("name", cuda.STEPS)
+@pytest.mark.parametrize("name", cuda.STREAMED)
 def test_heads_that_chunks_do_not_serve_are_summed_as_others(name, streamed):
     query, key, value = draw(Shape((2,), 70, 80, 33, 20), torch.float32)
     far = query.clone()
@@ -174,7 +174,7 @@ def test_heads_that_chunks_do_not_serve_are_summed_as_others(name, streamed):
     assert streamed
 
 
-@pytest.mark.parametrize("name", cuda.STEPS)
+@pytest.mark.parametrize("name", cuda.STREAMED)
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["query", "key", "value"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=str)
 def test_a_bad_number_spoils_no_other_head_of_a_walk_over_chunks(name, which, bad, streamed):
@@ -186,7 +186,7 @@ def test_a_bad_number_spoils_no_other_head_of_a_walk_over_chunks(name, which, ba
     assert streamed
 
 
-@pytest.mark.parametrize("name", cuda.STEPS)
+@pytest.mark.parametrize("name", cuda.STREAMED)
 def test_a_walk_over_chunks_has_gradients(name, streamed):
     shape = Shape((1,), 70, 80, 33, 20)
     case, inputs, gradient = CASES[name], draw(shape, torch.float32), cotangent(shape, torch.float32)

@@ -33,9 +33,9 @@ struct Points {
     }
 };
 
-// 64 rows from `first` on; of keys, their units and norms
+// 64 rows from `first` on; of keys, their units
 template <bool KEYS> inline void look_at_points(const Points &points, int first, const float *origin,
-                                                const Setting &setting, float4 *to, float *norms, Found &mine) {
+                                                const Setting &setting, float4 *to, Found &mine) {
     // as a warp writes them, units of eight rows are a line of memory
     int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 8 + lane % 8, four = lane / 8 * 4;
     float4 found[4];
@@ -46,13 +46,11 @@ template <bool KEYS> inline void look_at_points(const Points &points, int first,
     float4 origin_of[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) origin_of[i] = origins.read(0, i * 16 + four);
-    float norm = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         int column = i * 16 + four;
         float from[4] = {origin_of[i].x, origin_of[i].y, origin_of[i].z, origin_of[i].w};
         float x[4] = {found[i].x, found[i].y, found[i].z, found[i].w}, y[FOUR];
-        if constexpr (!STATIONARY) norm += norm_of<KEYS>(x, true);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             bool inside = points.has(first + row, column + e);
@@ -63,10 +61,6 @@ template <bool KEYS> inline void look_at_points(const Points &points, int first,
         make_quick<true>(x, column, setting, y);
 #pragma unroll
         for (int e = 0; e < FOUR; e += 4) to[unit_at(column, row) + e / 4 * 64] = {y[e], y[e + 1], y[e + 2], y[e + 3]};
-    }
-    if constexpr (KEYS && !STATIONARY) {
-        for (int x = 8; x < 32; x *= 2) norm += __shfl_xor_sync(~0u, norm, x);
-        if (four == 0 && first + row < points.count) norms[first + row] = norm;
     }
 }
 
@@ -91,43 +85,33 @@ inline void look_at_values(const Points &values, int first, uint4 *to, Found &mi
     }
 }
 
-// Blocks have parts as in survey.cu, and of a part every so many times 64 rows. `found` is to be written or, of fixed
-// points, what survey.cu found.
+// Blocks have parts as in survey.cu, and of a part every so many times 64 rows.
 extern "C" __global__ void __launch_bounds__(THREADS)
     chunks(const float *query, const float *key, const float *value, const float *bandwidth, Found *found, float *to,
-           float *norms, long long each, long long columns, long long dims, long long channels, long long group,
-           long long slices, double tau) {
+           long long each, long long columns, long long dims, long long channels, long long group, long long slices,
+           double tau) {
     long long part = blockIdx.x / slices, p = part / (group + 2);
     int slice = blockIdx.x % slices, kind = part % (group + 2), size = chunks_of(dims) * CHUNK;
     const float *origin = key + p * columns * dims;
     to += p * ((columns + ROWS - 1) / ROWS) * size;
     Setting setting{Numbers(bandwidth ? bandwidth[p] : float(tau), nullptr, 0), true, 1, 1, int(dims)};
-    if constexpr (FIXED) {
-        wait_for_launch_before();
-        Found points = {};
-        const Found *parts = found + p * (group + 2) * slices;
-        for (int i = threadIdx.x % 32; kind == group && i < (group + 1) * slices; i += 32) join(points, parts[i]);
-        points = join_lanes(points);
-        settle_fixed(setting, points.reach, points.sum / (float(each * group + columns) * dims));
-    }
     let_next_begin();
     Found mine = {};
     if (kind < group) {
         Points queries(query + (p * group + kind) * each * dims, each, dims);
-        for (int first = slice * ROWS; !FIXED && columns && first < each; first += slices * ROWS)
-            look_at_points<false>(queries, first, origin, setting, nullptr, nullptr, mine);
+        for (int first = slice * ROWS; columns && first < each; first += slices * ROWS)
+            look_at_points<false>(queries, first, origin, setting, nullptr, mine);
     } else if (kind == group) {
         Points keys(origin, columns, dims);
         for (int tile = slice; tile * ROWS < columns; tile += slices)
             look_at_points<true>(keys, tile * ROWS, origin, setting,
-                                 reinterpret_cast<float4 *>(to + (long long)tile * size), norms + p * columns, mine);
+                                 reinterpret_cast<float4 *>(to + (long long)tile * size), mine);
     } else {
         Points values(value + p * columns * channels, columns, channels);
         for (int tile = slice; tile * ROWS < columns; tile += slices)
             look_at_values(values, tile * ROWS,
                            reinterpret_cast<uint4 *>(to + (long long)tile * size + key_chunks(dims) * CHUNK), mine);
     }
-    if constexpr (FIXED) return;
     __shared__ Found parts[THREADS / 32];
     report(mine, parts, THREADS / 32, found[blockIdx.x]);
 }

@@ -31,6 +31,8 @@ _FORWARD, _TILED, _SURVEY, _CHUNKS, _SLOPES = (
 NAMES = tuple(kind.name for kind in (AddRiesz, AddLaplace, AddBump, Spline, PolynomialExponential, Laplace, Riesz))
 # whose slopes are steps, which `slopes.cu` sums
 STEPS = (AddRiesz.name, AddLaplace.name, AddBump.name)
+# whose keys and values `chunks.cu` makes ready
+STREAMED = (AddLaplace.name, AddBump.name)
 # rows of a block; float64 has half the registers
 ROWS = {torch.float32: 64, torch.float64: 32}
 # of the forward pass in float32, where blocks of half the rows fill multiprocessors better
@@ -241,9 +243,9 @@ class _Call:
 
     def streams(self) -> bool:
         """Whether `chunks.cu` makes keys and values ready, once for all blocks: where multiprocessors have three."""
-        if self.kernel not in STEPS or self.dtype != torch.float32 or self.wide or self.looks():
+        if self.kernel not in STREAMED or self.dtype != torch.float32 or self.wide or self.looks():
             return False
-        if self.kernel != AddLaplace.name and self.dims < _FEWEST_DIMS:
+        if self.kernel == AddBump.name and self.dims < _FEWEST_DIMS:
             return False
         device = self.inputs.query.device
         few = self.problems * self.blocks(self.rows) <= 2 * processors_of(device)
@@ -255,32 +257,26 @@ class _Call:
         return self.problems * self.blocks(self.columns) * each * _CHUNK_SIZE
 
     def survey(self) -> "_Surveyed":
-        """What the kernels before a forward pass find in the inputs and make of them."""
-        room, places = None, (None, None, None)
-        if not self.looks():
+        """What the kernel before a forward pass finds in the inputs, and makes of them."""
+        look, room, places = self.looker(), None, (None, None)
+        if look is not None:
             room = self.tensors[0].new_empty(self.room())
             places = self.places(room.data_ptr())
-            for look in self.lookers():
-                given = (self.tensors[4], *places) if look.makes else places[:1]
-                look.kernel((look.blocks,), _SURVEY_THREADS, *self.tensors[:3], *given, *look.numbers, early=look.early)
+            given = (self.tensors[4], *places) if look.makes else places[:1]
+            look.kernel((look.blocks,), _SURVEY_THREADS, *self.tensors[:3], *given, *look.numbers)
         return _Surveyed(*places, self.slices(), room)
 
-    def lookers(self) -> "list[_Looker]":
-        """The kernels of `survey`, and how they are launched; fixed points need to know what was found."""
+    def looker(self) -> "_Looker | None":
+        """The kernel of `survey`, and how it is launched; None if blocks look for themselves."""
         if self.looks():
-            return []
+            return None
         group, slices, early = self.inputs.group, self.slices(), begins_early(self.inputs.query.device)
         blocks = self.problems * (group + 2) * slices
         numbers = (self.rows // group, self.columns, self.dims, self.channels, group, slices)
-        streams, fixed = self.streams(), self.kernel == AddRiesz.name
-        lookers = []
-        if fixed or not streams:
-            centred = int(self.kernel in (AddLaplace.name, Laplace.name))
-            lookers.append(_Looker(survey_of(self.dtype, early), blocks, (*numbers, centred), False, False))
-        if streams:
-            kernel = chunks_of(self.kernel, early)
-            lookers.append(_Looker(kernel, blocks, (*numbers, self.tau), early and fixed, True))
-        return lookers
+        if self.streams():
+            return _Looker(chunks_of(self.kernel, early), blocks, (*numbers, self.tau), True)
+        centred = int(self.kernel in (AddLaplace.name, Laplace.name))
+        return _Looker(survey_of(self.dtype, early), blocks, (*numbers, centred), False)
 
     def slices(self) -> int:
         """In how many slices `survey.cu` has the inputs; none if blocks look for themselves."""
@@ -292,35 +288,29 @@ class _Call:
         return max(1, min(-(-_LOOKING // max(parts, 1)), numbers // _LOOK))
 
     def room(self) -> int:
-        """Numbers that `survey` takes: chunks, which so lie at whole lines of memory, norms of keys, what it finds."""
+        """Numbers that `survey` takes: chunks, which so lie at whole lines of memory, and what it finds."""
         found = self.problems * (self.inputs.group + 2) * self.slices() * 16 // self.inputs.query.itemsize
-        return found + (self.chunks() + self.problems * self.columns + 4 if self.streams() else 0)
+        return found + (self.chunks() if self.streams() else 0)
 
-    def places(self, room: int) -> tuple[int, int | None, int | None]:
-        """Where in that room is what was found, the chunks and the norms."""
-        if not self.streams():
-            return room, None, None
-        norms = room + 4 * self.chunks()
-        # what was found are four numbers each
-        return -(-(norms + 4 * self.problems * self.columns) // 16) * 16, room, norms
+    def places(self, room: int) -> tuple[int, int | None]:
+        """Where in that room is what was found, and the chunks."""
+        return (room + 4 * self.chunks(), room) if self.streams() else (room, None)
 
 
 class _Looker(NamedTuple):
-    """A kernel before a forward pass, its blocks and numbers, whether it begins early, and whether it makes chunks."""
+    """The kernel before a forward pass, its blocks and numbers, and whether it makes chunks."""
 
     kernel: Kernel
     blocks: int
     numbers: tuple[int | float, ...]
-    early: bool
     makes: bool
 
 
 class _Surveyed(NamedTuple):
-    """Where the kernels before a forward pass left what, in how many slices, and the tensor that has it."""
+    """Where the kernel before a forward pass left what, in how many slices, and the tensor that has it."""
 
     found: int | None
     chunks: int | None
-    norms: int | None
     slices: int
     room: Tensor | None
 
@@ -346,8 +336,12 @@ def _kernels(inputs: Inputs, gradients: bool, copied: bool) -> list[Kernel]:
     if short.serves(inputs):
         return short.kernels(inputs, learning)
     call = _Call(inputs)
-    looking = [look.kernel for look in call.lookers()]
-    return [*looking, call.kernel_for("forward", call.rows)[0], *(_backward_kernels(call) if learning else ())]
+    look = call.looker()
+    return [
+        *([look.kernel] if look else []),
+        call.kernel_for("forward", call.rows)[0],
+        *(_backward_kernels(call) if learning else ()),
+    ]
 
 
 def _gradient_kernels(inputs: Inputs) -> list[Kernel]:
@@ -377,7 +371,7 @@ def _forward(inputs: Inputs, gradients: bool, copied: bool) -> tuple[Tensor | No
         copy = torch.empty_like(out) if copied else None
         surveyed = call.survey()
         call.launch(
-            "forward", call.rows, *call.tensors, *surveyed[:3], out, copy, total, shift, *call.sizes,
+            "forward", call.rows, *call.tensors, *surveyed[:2], out, copy, total, shift, *call.sizes,
             int(inputs.normalised), surveyed.slices, call.tau,
         )  # fmt: skip
     return out, total, shift, copy
@@ -391,14 +385,14 @@ def prepared(inputs: Inputs, gradients: bool) -> Callable[[int, Tensor, Tensor, 
     call = _Call(inputs)
     # not the call itself, which has the tensors
     room, offsets = call.room(), call.places(0)
-    looks = [
-        look.kernel.prepared((look.blocks,), _SURVEY_THREADS, 7 if look.makes else 4, *look.numbers, early=look.early)
-        for look in call.lookers()
-    ]
-    makes = [look.makes for look in call.lookers()]
+    known, look = call.looker(), None
+    makes = known is not None and known.makes
+    if known is not None:
+        pointers = 6 if makes else 4
+        look = known.kernel.prepared((known.blocks,), _SURVEY_THREADS, pointers, *known.numbers)
     kernel, grid, block, options = call.form("forward", call.rows)
     numbers = (*call.sizes, int(inputs.normalised), call.slices(), call.tau)
-    launch = kernel.prepared(grid, block, 13, *numbers, **options)
+    launch = kernel.prepared(grid, block, 12, *numbers, **options)
     alike, shape = call.dims == call.channels, (*inputs.query.shape[:-1], call.channels)
     shifted = gradients and call.kernel == Laplace.name
 
@@ -409,14 +403,13 @@ def prepared(inputs: Inputs, gradients: bool) -> Callable[[int, Tensor, Tensor, 
         total = query.new_empty(shape[:-1]) if gradients else None
         shift = torch.empty_like(total) if shifted else None
         points, found = (query.data_ptr(), key.data_ptr(), value.data_ptr()), None
-        places = (0, 0, 0)
-        if looks:
+        places = (0, 0)
+        if look is not None:
             # let go at the end: who has it next comes later on the stream
             found = query.new_empty(room)
             first = found.data_ptr()
             places = [0 if offset is None else first + offset for offset in offsets]
-            for look, made in zip(looks, makes, strict=True):
-                look(stream, *points, *((0, *places) if made else places[:1]))
+            look(stream, *points, *((0, *places) if makes else places[:1]))
         launch(
             stream, *points, 0, 0, 0, *places, out.data_ptr(),
             0 if copy is None else copy.data_ptr(), 0 if total is None else total.data_ptr(),
@@ -506,8 +499,8 @@ def _backward_by_steps(call: _Call, grad: Tensor, rows: Tensor, total: Tensor) -
     )  # fmt: skip
     # the gradients of the values are kernel sums too, of keys and queries
     call.launch(
-        "forward_values", call.columns, key, query, sums, weight, bandwidth, None, found, None, None, gradients[2],
-        None, None, None, call.columns, call.rows, *call.sizes[2:], 0, slices, call.tau,
+        "forward_values", call.columns, key, query, sums, weight, bandwidth, None, found, None, gradients[2], None,
+        None, None, call.columns, call.rows, *call.sizes[2:], 0, slices, call.tau,
     )  # fmt: skip
     grad_bandwidth = None
     if bandwidth is not None:

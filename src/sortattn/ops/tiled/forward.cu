@@ -69,7 +69,7 @@ struct Shared {
     float total[PARTS][OWN], shift[PARTS][OWN];
 };
 static_assert(GROUPS == 1 || !WIDE, "groups share the queries");
-static_assert(!STREAM || (GROUPS == 1 && OWN == 64 && !WIDE && !REVERSED), "a walk is for these");
+static_assert(!STREAM || (GROUPS == 1 && OWN == 64 && !WIDE && !REVERSED && !FIXED), "a walk is for these");
 static_assert(sizeof(Shared) <= SHARED, "cuda.py asks for less shared memory than is used");
 extern __shared__ __align__(16) unsigned char memory[];
 
@@ -185,10 +185,9 @@ inline Setting settle(const Shared &shared, Numbers numbers, int dims, double ta
 
 extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
     forward(const float *query, const float *key, const float *value, const float *weight, const float *bandwidth,
-            const float *table, const Found *found, const float *chunks, const float *norms, float *out,
-            float *copy_out, float *total_out, float *shift_out, long long rows, long long columns, long long dims,
-            long long channels, long long each, long long causal, long long count, long long normalised,
-            long long slices, double tau) {
+            const float *table, const Found *found, const float *chunks, float *out, float *copy_out, float *total_out,
+            float *shift_out, long long rows, long long columns, long long dims, long long channels, long long each,
+            long long causal, long long count, long long normalised, long long slices, double tau) {
     Shared &shared = *reinterpret_cast<Shared *>(memory);
     Tile &tile = shared.tiles[group()];
     unsigned tiles = (rows + OWN - 1) / OWN;
@@ -219,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
         arrive();
         __syncthreads();
         // while the launch before may still be at work, as if the head were quick
-        if (!FIXED) change_queries(shared, tile.value, {numbers, true, 1, 1, int(dims)});
+        change_queries(shared, tile.value, {numbers, true, 1, 1, int(dims)});
     }
     look_around(shared, found ? found + p * (heads + 2) * slices : nullptr, queries, keys, values, first, each, heads,
                 slices);
@@ -239,9 +238,6 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
     bool suits = FACTORS ? shared.reach * setting.numbers.rate <= REACH : setting.quick;
     bool streamed = STREAM && suits && shared.lift == 1;
     if (streamed) {
-        // norms are read by all threads, and chunks by one that has waited
-        if (!STATIONARY) wait_for_launch_before();
-        if (FIXED) change_queries(shared, tile.value, setting);
         let_copies_see();
     } else if constexpr (!WIDE) {
         if constexpr (STREAM) {
@@ -278,8 +274,7 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
             int tiles = (end + OTHER - 1) / OTHER, all = (columns + OTHER - 1) / OTHER, size = chunks_of(dims);
             Walk walk{shared.streamed, shared.ring, chunks + p * all * size * CHUNK, tiles * size};
             auto mark = [&](int n) { return other_mark(n, rows, columns, each, causal, weights); };
-            stream(walk, shared, setting, end, rows - first, always ? 0 : least, norms + p * columns, mark, total,
-                   running[0]);
+            stream(walk, shared, setting, end, rows - first, always ? 0 : least, mark, total, running[0]);
             start = end;
         }
 #pragma unroll 1

@@ -5,14 +5,12 @@
 inline void change_queries(Shared &shared, const float *raw, const Setting &setting) {
     int row = thread() / 2, half = thread() % 2;
     float4 *to = reinterpret_cast<float4 *>(shared.streamed.query);
-    float norm = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         // neighbours begin at different banks
         int at = half * 32 + (i ^ half * 4) * 4;
         float4 found = *reinterpret_cast<const float4 *>(raw + row * STRIDE + at);
         float x[4] = {found.x, found.y, found.z, found.w}, y[FOUR];
-        if constexpr (!STATIONARY) norm += norm_of<false>(x, true);
         if constexpr (ORIGIN) {
             float4 from = *reinterpret_cast<const float4 *>(shared.origin + at);
             x[0] -= from.x, x[1] -= from.y, x[2] -= from.z, x[3] -= from.w;
@@ -20,10 +18,6 @@ inline void change_queries(Shared &shared, const float *raw, const Setting &sett
         make_quick<false>(x, at, setting, y);
 #pragma unroll
         for (int e = 0; e < FOUR; e += 4) to[unit_at(at, row) + e / 4 * 64] = {y[e], y[e + 1], y[e + 2], y[e + 3]};
-    }
-    if constexpr (!STATIONARY) {
-        norm += __shfl_xor_sync(~0u, norm, 1);
-        if (half == 0) shared.own_norm[row] = norm;
     }
 }
 
@@ -69,21 +63,15 @@ inline void add_chunk(const float4 *own, const float4 *other, int dims, const Se
 }
 
 // The sums over the keys before `end`, of which no query sees some from `least` on; `left` rows are left from the first
-// of the block on, `norms` are those of the keys, and mark(n) is that of a key.
+// of the block on, and mark(n) is that of a key.
 template <class Mark> inline void stream(Walk walk, const Shared &shared, const Setting &setting, int end, int left,
-                                         int least, const float *norms, Mark mark, float (&total)[4],
-                                         float (&running)[2][8][4]) {
+                                         int least, Mark mark, float (&total)[4], float (&running)[2][8][4]) {
     Place place;
     int lane = threadIdx.x % 32;
     const float4 *queries = reinterpret_cast<const float4 *>(shared.streamed.query) + place.row(0);
     walk.begin();
 #pragma unroll 1
     for (int start = 0; start < end; start += OTHER) {
-        float other_norm[EACH];
-        if constexpr (!STATIONARY)
-#pragma unroll
-            // those behind the last are of keys that nobody sees
-            for (int j = 0; j < EACH; ++j) other_norm[j] = norms[min(start + place.column(j), end - 1)];
         Sums sums;
         Part part{left - place.down, end - start - place.across};
 #pragma unroll 1
@@ -98,13 +86,6 @@ template <class Mark> inline void stream(Walk walk, const Shared &shared, const 
             for (int r = 0; r < 4; ++r)
 #pragma unroll
                 for (int j = 0; j < EACH; ++j) scores[r][j] = float(unsigned(sums.whole[r][j])) * setting.back;
-        if constexpr (KIND == ADD_RIESZ)
-#pragma unroll
-            for (int r = 0; r < 4; ++r) {
-                float norm = float(EPSILON) * setting.dims * setting.numbers.tau + shared.own_norm[place.row(r)];
-#pragma unroll
-                for (int j = 0; j < EACH; ++j) scores[r][j] = norm + other_norm[j] - scores[r][j];
-            }
         if (start + OTHER > least)
 #pragma unroll
             for (int j = 0; j < EACH; ++j) {
