@@ -237,18 +237,21 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
     // not `>`, which is false for a NaN
     bool suits = FACTORS ? shared.reach * setting.numbers.rate <= REACH : setting.quick;
     bool streamed = STREAM && suits && shared.lift == 1;
-    if (streamed) {
-        let_copies_see();
-    } else if constexpr (!WIDE) {
-        if constexpr (STREAM) {
+    if constexpr (STREAM) {
+        if (streamed)
+            let_copies_see();
+        else {
             keys.fetch(tile.raw, begin, 0);
             arrive();
             meet();
         }
-        if (group() == 0) change<false>(shared, tile, tile.value, 0, setting);
-        change<true>(shared, tile, tile.raw, 0, setting);
-        mark_keys(begin);
     }
+    if constexpr (!WIDE)
+        if (!streamed) {
+            if (group() == 0) change<false>(shared, tile, tile.value, 0, setting);
+            change<true>(shared, tile, tile.raw, 0, setting);
+            mark_keys(begin);
+        }
     __syncthreads();
     int least = shared.least, end = REVERSED ? columns : shared.most;
     bool always = weights || (REVERSED && causal);
