@@ -11,7 +11,8 @@
 
 #include "layout.cu"
 
-constexpr int THREADS = 256, ROWS = 64;
+// blocks on a multiprocessor: with as many registers as they take it would have four, and six have too few
+constexpr int THREADS = 256, BLOCKS = 5, ROWS = 64;
 
 struct Points {
     const float *start;
@@ -86,7 +87,7 @@ inline void look_at_values(const Points &values, int first, uint4 *to, Found &mi
 }
 
 // Blocks have parts as in survey.cu, and of a part every so many times 64 rows.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     chunks(const float *query, const float *key, const float *value, const float *bandwidth, Found *found, float *to,
            long long each, long long columns, long long dims, long long channels, long long group, long long slices,
            double tau) {
