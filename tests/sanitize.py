@@ -110,6 +110,14 @@ def tiles():
     call("riesz", "tiled", *points(heads=1, queries=40, keys=70, dims=8, channels=8, dtype=torch.float64))
 
 
+def chunks():
+    """Tiles whose keys and values are made ready first: there must be more than two blocks for every multiprocessor."""
+    heads = torch.cuda.get_device_properties(0).multi_processor_count
+    for kernel in ("add_laplace", "add_bump"):
+        call(kernel, "tiled", *points(heads=heads))
+    call("add_laplace", "tiled", *points(heads=heads, dims=20, channels=12, requires_grad=False), is_causal=True)
+
+
 def short_sequences():
     """Up to 96 rows."""
     for kernel in NAMED:
@@ -134,7 +142,7 @@ def causal_grids():
 
 PARTS = {
     part.__name__: part
-    for part in (relays, coils, walks, long_lines, classes, tiles, short_sequences, grids, causal_grids)
+    for part in (relays, coils, walks, long_lines, classes, tiles, chunks, short_sequences, grids, causal_grids)
 }
 
 

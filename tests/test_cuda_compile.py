@@ -59,6 +59,14 @@ def test_a_forward_kernel_that_begins_before_the_survey_ends_compiles(name, arch
     compile_all([forward, cuda.survey_of(torch.float32, early=True)], architecture)
 
 
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_120"])
+@pytest.mark.parametrize("name", cuda.STREAMED)
+def test_a_forward_kernel_that_walks_over_chunks_compiles(name, architecture):
+    for coarse in (False, True):
+        forward = cuda.kernel_of("forward", name, torch.float32, False, coarse, early=True, stream=True)
+        compile_all([forward, cuda.chunks_of(name, early=True)], architecture)
+
+
 def test_the_forward_kernel_for_gpus_with_little_shared_memory_compiles():
     assert cuda.shared_of("forward", "add_laplace", torch.float32, False, roomy=False) <= 99 << 10
     compile_all([cuda.kernel_of("forward", "add_laplace", torch.float32, False, roomy=False)], "sm_120")

@@ -119,6 +119,81 @@ def test_blocks_of_fewer_rows_compute_the_definition(name, monkeypatch):
     assert set(rows) == {32}
 
 
+@pytest.fixture
+def streamed(monkeypatch):
+    """Keys and values are made ready by a kernel before; the list of entries that were launched."""
+    monkeypatch.setattr(cuda, "_SHORT", 0)
+    monkeypatch.setattr(cuda, "walks", lambda device: True)
+    launched, honest = [], cuda.chunks_of
+
+    def chunks_of(*options):
+        launched.append("chunks")
+        return honest(*options)
+
+    monkeypatch.setattr(cuda, "chunks_of", chunks_of)
+    return launched
+
+
+@pytest.mark.parametrize("name", cuda.STREAMED)
+def test_a_walk_over_chunks_computes_the_definition(name, streamed):
+    # three tiles of keys, of which the last has few, and slots of the ring that are taken several times
+    query, key, value = draw(Shape((2,), 70, 140, 33, 20), torch.float32)
+    mask = torch.rand(2, 140, generator=torch.Generator().manual_seed(2)) < 0.6
+    mask[:, 130:] = False
+    compare(name, query, key, value)
+    compare(name, query + 100, key + 100, value)
+    compare(name, query, key, value, is_causal=True)
+    compare(name, query, key, value, key_mask=mask)
+    compare(name, query, key, value, bandwidth=torch.tensor([0.4, 0.7]))
+    # all dimensions and channels there may be
+    compare(name, *draw(Shape((1,), 65, 128, 64, 64), torch.float32))
+    assert streamed
+
+
+def test_a_walk_over_chunks_of_rows_that_no_16_bytes_hold_computes_the_definition(streamed):
+    compare("add_laplace", *draw(Shape((1,), 5, 70, 3, 5), torch.float32))
+    assert streamed
+
+
+@pytest.mark.parametrize("name", cuda.STREAMED)
+def test_a_walk_over_chunks_of_grouped_heads_computes_the_definition(name, streamed):
+    query, key, value = draw(Shape((1, 2), 40, 70, 34, 5), torch.float32)
+    compare(name, query, key[:, :1], value[:, :1], enable_gqa=True)
+    compare(name, query, key[:, :1], value[:, :1], enable_gqa=True, is_causal=True)
+    assert streamed
+
+
+@pytest.mark.parametrize("name", cuda.STREAMED)
+def test_heads_that_chunks_do_not_serve_are_summed_as_others(name, streamed):
+    query, key, value = draw(Shape((2,), 70, 80, 33, 20), torch.float32)
+    far = query.clone()
+    far[0, 0, 1] = 100.0
+    compare(name, far, key, value)
+    compare(name, query, key, value * 1e30)
+    compare(name, query, key, value * 1e-30, is_causal=True)
+    assert streamed
+
+
+@pytest.mark.parametrize("name", cuda.STREAMED)
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["query", "key", "value"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=str)
+def test_a_bad_number_spoils_no_other_head_of_a_walk_over_chunks(name, which, bad, streamed):
+    inputs = draw(Shape((2,), 10, 70, 33, 8), torch.float32)
+    inputs[which][1, -1, 2] = bad
+    output = sortattn.kernel_attention(*inputs, name, backend="tiled")
+    assert output[1].isnan().all()
+    assert output[0].isfinite().all()
+    assert streamed
+
+
+@pytest.mark.parametrize("name", cuda.STREAMED)
+def test_a_walk_over_chunks_has_gradients(name, streamed):
+    shape = Shape((1,), 70, 80, 33, 20)
+    case, inputs, gradient = CASES[name], draw(shape, torch.float32), cotangent(shape, torch.float32)
+    check(define(case, inputs, gradient), case, inputs, gradient, backend="tiled")
+    assert streamed
+
+
 @pytest.mark.parametrize(("heads", "rows"), [(96, 64), (192, 32), (384, 64)])
 def test_blocks_have_fewer_rows_where_multiprocessors_would_have_one_and_two(heads, rows, monkeypatch):
     monkeypatch.setattr(cuda, "processors_of", lambda device: 132)

@@ -24,7 +24,7 @@ def emulated(find):
 
 def emulate(monkeypatch) -> None:
     """Tiled calls go as on a device, up to the launch."""
-    for module, name in ((cuda, "kernel_of"), (cuda, "survey_of"), (short, "kernel_of")):
+    for module, name in ((cuda, "kernel_of"), (cuda, "survey_of"), (cuda, "chunks_of"), (short, "kernel_of")):
         monkeypatch.setattr(module, name, emulated(getattr(module, name)))
     for module in (cuda, short):
         monkeypatch.setattr(module, "on", lambda _: contextlib.nullcontext())
@@ -34,6 +34,7 @@ def emulate(monkeypatch) -> None:
     monkeypatch.setattr(cuda, "room_of", lambda device: 227 << 10)
     monkeypatch.setattr(cuda, "processors_of", lambda device: 0)
     monkeypatch.setattr(cuda, "begins_early", lambda device: False)
+    monkeypatch.setattr(cuda, "walks", lambda device: False)
     monkeypatch.setattr(cuda, "serves", lambda query, value, kernel: kernel in cuda.NAMES)
 
 

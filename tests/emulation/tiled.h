@@ -32,6 +32,32 @@ static void arrive() {}
 static void barrier(int number, int threads) { emulator::wait(24 + number, threads); }
 static int distance_and_sum(float s, float t, int sum) { return sum + std::abs(__float_as_int(s) - __float_as_int(t)); }
 
+// a barrier of eight bytes, as in `warpgroup.h`; what is brought is there at once
+struct Counts {
+    unsigned short arrivals, missing;
+    int passed;
+};
+template <class Turns> Counts &counts(Turns &turns) { return reinterpret_cast<Counts &>(turns); }
+template <class Turns> void make(Turns &turns, int arrivals) {
+    counts(turns) = {(unsigned short)arrivals, (unsigned short)arrivals, 0};
+}
+static void let_copies_see() {}
+template <class Turns> void arrive_at(Turns &turns) {
+    Counts &found = counts(turns);
+    if (--found.missing == 0) found.missing = found.arrivals, found.passed++;
+}
+template <class Turns> void bring(float *to, const float *from, int bytes, Turns &turns) {
+    std::memcpy(to, from, bytes);
+    arrive_at(turns);
+}
+template <class Turns> void wait_for(Turns &turns, int odd) {
+    while (counts(turns).passed % 2 == odd) {
+        int from = emulator::me, to = emulator::next_alive();
+        emulator::switch_to(to);
+        change_stacks(&emulator::fibres[from], emulator::fibres[to]);
+    }
+}
+
 static unsigned pack(float x, float y) {
     return reinterpret<unsigned short>(_Float16(x)) | unsigned(reinterpret<unsigned short>(_Float16(y))) << 16;
 }

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,12 +25,14 @@ from ...kernels import (
 from . import short
 from .inputs import TENSORS, Inputs
 
-_FORWARD, _TILED, _SURVEY, _SLOPES = (
-    Path(__file__).with_name(f"{name}.cu") for name in ("forward", "tiled", "survey", "slopes")
+_FORWARD, _TILED, _SURVEY, _CHUNKS, _SLOPES = (
+    Path(__file__).with_name(f"{name}.cu") for name in ("forward", "tiled", "survey", "chunks", "slopes")
 )
 NAMES = tuple(kind.name for kind in (AddRiesz, AddLaplace, AddBump, Spline, PolynomialExponential, Laplace, Riesz))
 # whose slopes are steps, which `slopes.cu` sums
 STEPS = (AddRiesz.name, AddLaplace.name, AddBump.name)
+# whose keys and values `chunks.cu` makes ready
+STREAMED = (AddLaplace.name, AddBump.name)
 # rows of a block; float64 has half the registers
 ROWS = {torch.float32: 64, torch.float64: 32}
 # of the forward pass in float32, where blocks of half the rows fill multiprocessors better
@@ -41,6 +44,11 @@ _SHARED = 72 << 10
 # of the forward pass in float32, by the groups of warps of a block: factors of e^-|s - t| take twice the room, and
 # where there is less of it not all dimensions have them
 _TILES, _FACTORS, _FEWER_FACTORS = {1: 73 << 10, 2: 125 << 10}, {1: 105 << 10, 2: 174 << 10}, 98 << 10
+# of a walk over what `chunks.cu` has made ready: three blocks of this size fit into a multiprocessor of Hopper
+_WALK = 75 << 10
+# numbers of a chunk, dimensions of keys that are one number each and of which it has those of as many rows as a block
+# has, chunks of their values, the fewest dimensions that are such numbers, and the most bytes of all chunks
+_CHUNK_SIZE, _CHUNK_DIMS, _VALUE_CHUNKS, _FEWEST_DIMS, _CHUNK_ROOM = 2048, 32, 2, 32, 512 << 20
 # of slopes with one step, with three, and with factors
 _PLACES = {AddRiesz.name: 88 << 10, AddBump.name: 106 << 10, AddLaplace.name: 79 << 10}
 _SLOPE_THREADS = 256
@@ -67,13 +75,13 @@ def serves(query: Tensor, value: Tensor, kernel: str) -> bool:
 @lru_cache
 def kernel_of(
     entry: str, kernel: str, dtype: torch.dtype, wide: bool, coarse: bool = False, groups: int = 1, roomy: bool = True,
-    rows: int = ROWS[torch.float32], taus: bool = True, early: bool = False,
+    rows: int = ROWS[torch.float32], taus: bool = True, early: bool = False, stream: bool = False,
 ) -> Kernel:  # fmt: skip
     """The function `entry` for a kernel and a type; `wide` for more than 64 dimensions or channels.
 
     `coarse` makes products of numbers with eleven digits. In the forward pass of float32 `groups` of warps share the
     `rows` of a block; `roomy` see `is_roomy`; without `taus` all problems have one bandwidth, which makes a difference
-    to `add_bump`; `early` see `begins_early`.
+    to `add_bump`; `early` see `begins_early`, `stream` see `_Call.streams`.
     """
     defines = (
         ("NUMBER", _TYPES[dtype]),
@@ -81,17 +89,17 @@ def kernel_of(
         ("CHUNKS", _WIDEST // _CHUNK if wide else 1),
         ("EPSILON", repr(RIESZ_EPSILON)),
     )
-    room = ("SHARED", shared_of(entry, kernel, dtype, coarse, groups, roomy))
+    room = ("SHARED", shared_of(entry, kernel, dtype, coarse, groups, roomy, stream))
     coarse = ("COARSE", int(coarse))
     if entry in ("forward", "forward_values") and dtype == torch.float32:
         # those that hold more, of factors or of sums in integers beside others, have twice the registers
-        blocks = 2 if wide or kernel in (AddLaplace.name, Laplace.name) else 3
+        blocks = 2 if wide or (kernel in (AddLaplace.name, Laplace.name) and not stream) else 3
         return Kernel(
             _FORWARD, "forward",
             (
                 *defines, ("BLOCKS", blocks if groups == 1 else 1), room, coarse,
                 ("REVERSED", int(entry == "forward_values")), ("GROUPS", groups), ("ROOMY", int(roomy)), ("OWN", rows),
-                ("TAUS", int(taus or kernel != AddBump.name)), ("EARLY", int(early)),
+                ("TAUS", int(taus or kernel != AddBump.name)), ("EARLY", int(early)), ("STREAM", int(stream)),
             ),
         )  # fmt: skip
     if entry in ("prepare", "slopes"):
@@ -104,6 +112,13 @@ def kernel_of(
 def survey_of(dtype: torch.dtype, early: bool = False) -> Kernel:
     """The kernel that looks through the inputs; `early` if the next one begins before it ends."""
     return Kernel(_SURVEY, "survey", (("NUMBER", _TYPES[dtype]), ("EARLY", int(early))))
+
+
+@lru_cache
+def chunks_of(kernel: str, early: bool = False) -> Kernel:
+    """The kernel that makes keys and values ready for all blocks; `early` as above."""
+    defines = (("NUMBER", "float"), ("KERNEL", kernel.upper()), ("EPSILON", repr(RIESZ_EPSILON)))
+    return Kernel(_CHUNKS, "chunks", (*defines, ("EARLY", int(early))))
 
 
 @lru_cache
@@ -124,13 +139,22 @@ def begins_early(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+def walks(device: torch.device) -> bool:
+    """Whether one instruction brings a chunk to shared memory, and three blocks have room for them: on Hopper."""
+    return begins_early(device) and room_of(device) >= 3 * _WALK
+
+
 def is_roomy(device: torch.device) -> bool:
     """Whether a block may have the shared memory for the factors of all dimensions."""
     return room_of(device) >= _FACTORS[1]
 
 
-def shared_of(entry: str, kernel: str, dtype: torch.dtype, coarse: bool, groups: int = 1, roomy: bool = True) -> int:
+def shared_of(
+    entry: str, kernel: str, dtype: torch.dtype, coarse: bool, groups: int = 1, roomy: bool = True, stream: bool = False
+) -> int:  # fmt: skip
     """Bytes of shared memory of a block."""
+    if stream:
+        return _WALK
     if entry in ("prepare", "slopes"):
         return _PLACES[AddBump.name if coarse and kernel == AddLaplace.name else kernel]
     if entry in ("forward", "forward_values") and dtype == torch.float32:
@@ -183,8 +207,9 @@ class _Call:
         each, groups = self.shape(entry, rows)
         taus = self.inputs.bandwidth is not None
         early = entry == "forward" and begins_early(self.inputs.query.device)
-        kernel = kernel_of(entry, self.kernel, self.dtype, self.wide, coarse, groups, roomy, each, taus, early)
-        return kernel, each, groups, shared_of(entry, self.kernel, self.dtype, coarse, groups, roomy)
+        stream = entry == "forward" and self.streams()
+        kernel = kernel_of(entry, self.kernel, self.dtype, self.wide, coarse, groups, roomy, each, taus, early, stream)
+        return kernel, each, groups, shared_of(entry, self.kernel, self.dtype, coarse, groups, roomy, stream)
 
     def shape(self, entry: str, rows: int) -> tuple[int, int]:
         """Rows of a block, and groups of warps that share them: two, if all multiprocessors have at most one block.
@@ -194,6 +219,8 @@ class _Call:
         """
         each, device = ROWS[self.dtype], self.inputs.query.device
         if entry not in ("forward", "forward_values") or self.dtype != torch.float32 or self.wide:
+            return each, 1
+        if entry == "forward" and self.streams():
             return each, 1
         blocks, processors = self.problems * self.blocks(rows), processors_of(device)
         laplace = self.kernel == AddLaplace.name
@@ -214,28 +241,78 @@ class _Call:
         room = room_of(self.inputs.query.device)
         return able and shared_of("slopes", self.kernel, self.dtype, self.inputs.coarse) <= room
 
-    def survey(self) -> tuple[Tensor | None, int]:
-        """What `survey.cu` finds in the inputs, and in how many slices; None if blocks look for themselves."""
+    def streams(self) -> bool:
+        """Whether `chunks.cu` makes keys and values ready, once for all blocks: where multiprocessors have three."""
+        if self.kernel not in STREAMED or self.dtype != torch.float32 or self.wide or self.looks():
+            return False
+        if self.kernel == AddBump.name and self.dims < _FEWEST_DIMS:
+            return False
+        device = self.inputs.query.device
+        few = self.problems * self.blocks(self.rows) <= 2 * processors_of(device)
+        return not few and walks(device) and 4 * self.chunks() <= _CHUNK_ROOM
+
+    def chunks(self) -> int:
+        """The numbers of all chunks."""
+        each = -(-self.dims * (2 if self.kernel == AddLaplace.name else 1) // _CHUNK_DIMS) + _VALUE_CHUNKS
+        return self.problems * self.blocks(self.columns) * each * _CHUNK_SIZE
+
+    def survey(self) -> "_Surveyed":
+        """What the kernel before a forward pass finds in the inputs, and makes of them."""
+        look, room, places = self.looker(), None, (None, None)
+        if look is not None:
+            room = self.tensors[0].new_empty(self.room())
+            places = self.places(room.data_ptr())
+            given = (self.tensors[4], *places) if look.makes else places[:1]
+            look.kernel((look.blocks,), _SURVEY_THREADS, *self.tensors[:3], *given, *look.numbers)
+        return _Surveyed(*places, self.slices(), room)
+
+    def looker(self) -> "_Looker | None":
+        """The kernel of `survey`, and how it is launched; None if blocks look for themselves."""
         if self.looks():
-            return None, 0
-        blocks, slices, numbers = self.look()
-        found = self.tensors[0].new_empty(blocks, 4, dtype=torch.float32)
-        self.surveyor()((blocks,), _SURVEY_THREADS, *self.tensors[:3], found, *numbers)
-        return found, slices
-
-    def surveyor(self) -> Kernel:
-        """The kernel of `survey`."""
-        return survey_of(self.dtype, begins_early(self.inputs.query.device))
-
-    def look(self) -> tuple[int, int, tuple[int, ...]]:
-        """Of `survey.cu`, the blocks, in how many slices they have the inputs, and the numbers it takes."""
-        group = self.inputs.group
-        parts = self.problems * (group + 2)
-        each = self.rows // group
-        numbers = max(each * self.dims, self.columns * self.dims, self.columns * self.channels)
-        slices = max(1, min(-(-_LOOKING // max(parts, 1)), numbers // _LOOK))
+            return None
+        group, slices, early = self.inputs.group, self.slices(), begins_early(self.inputs.query.device)
+        blocks = self.problems * (group + 2) * slices
+        numbers = (self.rows // group, self.columns, self.dims, self.channels, group, slices)
+        if self.streams():
+            return _Looker(chunks_of(self.kernel, early), blocks, (*numbers, self.tau), True)
         centred = int(self.kernel in (AddLaplace.name, Laplace.name))
-        return parts * slices, slices, (each, self.columns, self.dims, self.channels, group, slices, centred)
+        return _Looker(survey_of(self.dtype, early), blocks, (*numbers, centred), False)
+
+    def slices(self) -> int:
+        """In how many slices `survey.cu` has the inputs; none if blocks look for themselves."""
+        if self.looks():
+            return 0
+        parts = self.problems * (self.inputs.group + 2)
+        each = self.rows // self.inputs.group
+        numbers = max(each * self.dims, self.columns * self.dims, self.columns * self.channels)
+        return max(1, min(-(-_LOOKING // max(parts, 1)), numbers // _LOOK))
+
+    def room(self) -> int:
+        """Numbers that `survey` takes: chunks, which so lie at whole lines of memory, and what it finds."""
+        found = self.problems * (self.inputs.group + 2) * self.slices() * 16 // self.inputs.query.itemsize
+        return found + (self.chunks() if self.streams() else 0)
+
+    def places(self, room: int) -> tuple[int, int | None]:
+        """Where in that room is what was found, and the chunks."""
+        return (room + 4 * self.chunks(), room) if self.streams() else (room, None)
+
+
+class _Looker(NamedTuple):
+    """The kernel before a forward pass, its blocks and numbers, and whether it makes chunks."""
+
+    kernel: Kernel
+    blocks: int
+    numbers: tuple[int | float, ...]
+    makes: bool
+
+
+class _Surveyed(NamedTuple):
+    """Where the kernel before a forward pass left what, in how many slices, and the tensor that has it."""
+
+    found: int | None
+    chunks: int | None
+    slices: int
+    room: Tensor | None
 
 
 def _table(kernel: str, parameters: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, int]:
@@ -259,8 +336,12 @@ def _kernels(inputs: Inputs, gradients: bool, copied: bool) -> list[Kernel]:
     if short.serves(inputs):
         return short.kernels(inputs, learning)
     call = _Call(inputs)
-    looking = [] if call.looks() else [call.surveyor()]
-    return [*looking, call.kernel_for("forward", call.rows)[0], *(_backward_kernels(call) if learning else ())]
+    look = call.looker()
+    return [
+        *([look.kernel] if look else []),
+        call.kernel_for("forward", call.rows)[0],
+        *(_backward_kernels(call) if learning else ()),
+    ]
 
 
 def _gradient_kernels(inputs: Inputs) -> list[Kernel]:
@@ -288,10 +369,10 @@ def _forward(inputs: Inputs, gradients: bool, copied: bool) -> tuple[Tensor | No
         if gradients and inputs.normalised and call.kernel == Laplace.name:
             shift = torch.empty_like(total)
         copy = torch.empty_like(out) if copied else None
-        found, slices = call.survey()
+        surveyed = call.survey()
         call.launch(
-            "forward", call.rows, *call.tensors, found, out, copy, total, shift, *call.sizes,
-            int(inputs.normalised), slices, call.tau,
+            "forward", call.rows, *call.tensors, *surveyed[:2], out, copy, total, shift, *call.sizes,
+            int(inputs.normalised), surveyed.slices, call.tau,
         )  # fmt: skip
     return out, total, shift, copy
 
@@ -302,15 +383,16 @@ def prepared(inputs: Inputs, gradients: bool) -> Callable[[int, Tensor, Tensor, 
     With `gradients` the rows are copied, as for the backward pass.
     """
     call = _Call(inputs)
-    slices, look, room = 0, None, ()
-    if not call.looks():
-        blocks, slices, numbers = call.look()
-        # four numbers of 32 bits for each
-        room = (blocks, 16 // inputs.query.itemsize)
-        look = call.surveyor().prepared((blocks,), _SURVEY_THREADS, 4, *numbers)
+    # not the call itself, which has the tensors
+    room, offsets = call.room(), call.places(0)
+    known, look = call.looker(), None
+    makes = known is not None and known.makes
+    if known is not None:
+        pointers = 6 if makes else 4
+        look = known.kernel.prepared((known.blocks,), _SURVEY_THREADS, pointers, *known.numbers)
     kernel, grid, block, options = call.form("forward", call.rows)
-    numbers = (*call.sizes, int(inputs.normalised), slices, call.tau)
-    launch = kernel.prepared(grid, block, 11, *numbers, **options)
+    numbers = (*call.sizes, int(inputs.normalised), call.slices(), call.tau)
+    launch = kernel.prepared(grid, block, 12, *numbers, **options)
     alike, shape = call.dims == call.channels, (*inputs.query.shape[:-1], call.channels)
     shifted = gradients and call.kernel == Laplace.name
 
@@ -321,12 +403,15 @@ def prepared(inputs: Inputs, gradients: bool) -> Callable[[int, Tensor, Tensor, 
         total = query.new_empty(shape[:-1]) if gradients else None
         shift = torch.empty_like(total) if shifted else None
         points, found = (query.data_ptr(), key.data_ptr(), value.data_ptr()), None
+        places = (0, 0)
         if look is not None:
             # let go at the end: who has it next comes later on the stream
             found = query.new_empty(room)
-            look(stream, *points, found.data_ptr())
+            first = found.data_ptr()
+            places = [0 if offset is None else first + offset for offset in offsets]
+            look(stream, *points, *((0, *places) if makes else places[:1]))
         launch(
-            stream, *points, 0, 0, 0, 0 if found is None else found.data_ptr(), out.data_ptr(),
+            stream, *points, 0, 0, 0, *places, out.data_ptr(),
             0 if copy is None else copy.data_ptr(), 0 if total is None else total.data_ptr(),
             0 if shift is None else shift.data_ptr(),
         )  # fmt: skip
@@ -414,8 +499,8 @@ def _backward_by_steps(call: _Call, grad: Tensor, rows: Tensor, total: Tensor) -
     )  # fmt: skip
     # the gradients of the values are kernel sums too, of keys and queries
     call.launch(
-        "forward_values", call.columns, key, query, sums, weight, bandwidth, None, found, gradients[2], None, None,
-        None, call.columns, call.rows, *call.sizes[2:], 0, slices, call.tau,
+        "forward_values", call.columns, key, query, sums, weight, bandwidth, None, found, None, gradients[2], None,
+        None, None, call.columns, call.rows, *call.sizes[2:], 0, slices, call.tau,
     )  # fmt: skip
     grad_bandwidth = None
     if bandwidth is not None:

@@ -12,9 +12,12 @@
 // kernels), OWN (queries of a block), COARSE (1 for inputs of 16 bits: products of halves alone), REVERSED (1 for the
 // gradients of the values: own rows are keys then, the others queries with the gradients of their sums in place of
 // values), GROUPS (of warps), ROOMY (1 if there is shared memory for factors of all dimensions), TAUS (1 if problems
-// have bandwidths of their own), EARLY (1 if a block may begin before survey.cu ends).
+// have bandwidths of their own), EARLY (1 if a block may begin before survey.cu ends), STREAM (1 if chunks.cu has
+// looked at the inputs, and left keys and values as stream.cu wants them).
 
 #include "kinds.cu"
+
+#include "points.cu"
 
 // of a group, and of all groups
 constexpr int THREADS = 128, ALL = GROUPS * THREADS, OTHER = 64;
@@ -24,20 +27,11 @@ constexpr int ROW_WARPS = OWN / 32, KEY_WARPS = 4 / ROW_WARPS, EACH = OTHER / KE
 constexpr int WIDTH = 64, STRIDE = WIDTH + 4;
 // Of 16 dimensions, so many are two factors each; the others are points, whose exponential a third pipe takes.
 constexpr int GROUP = 16, FACTOR_DIMS = ROOMY ? GROUP : 12, NUMBERS = GROUP + FACTOR_DIMS;
-constexpr int POINTS = (FACTORS ? WIDTH / GROUP * NUMBERS : WIDTH) + 4;
+constexpr int POINTS = (FACTORS && !STREAM ? WIDTH / GROUP * NUMBERS : WIDTH) + 4;
 constexpr bool WIDE = CHUNKS > 1;
-// |s - t| of integers is one instruction with its sum, on another pipe than float's two: of four dimensions three are
-// taken so, which keeps both pipes busy
-constexpr bool FIXED = KIND == ADD_RIESZ || KIND == LAPLACE;
-constexpr int FIXED_DIMS = 3;
 // Floats below 2^-125 are multiples of the least one, and read as integers they say of which: what float instructions
 // make of points that small is summed by instructions on integers, and with them.
 constexpr bool SMALL = KIND == ADD_RIESZ || KIND == ADD_BUMP;
-// points this much farther out than the mean leave the others too few digits
-constexpr float OUTLIER = KIND == ADD_RIESZ ? 32.0f : 64.0f;
-constexpr int FEWEST_DIMS = 32;
-// sums of e^-|s - t| as factors and distances of fixed points are measured from the first key
-constexpr bool ORIGIN = KIND == ADD_LAPLACE || KIND == LAPLACE;
 // One warp reads what survey.cu found, and the others need not wait for each other; `add_bump` is slower with it.
 constexpr bool ONE_READS = KIND != ADD_BUMP;
 
@@ -49,11 +43,19 @@ struct Tile {
     int mark[OTHER];
 };
 
+#include "ring.cu"
+
 // parts of a row's sums: some warps of every group have some of its keys
 constexpr int PARTS = KEY_WARPS * GROUPS;
 struct Shared {
-    float query[OWN * POINTS];
-    Tile tiles[GROUPS];
+    union {
+        struct {
+            float query[OWN * POINTS];
+            Tile tiles[GROUPS];
+        };
+        Streamed streamed;
+    };
+    Ring ring;
     float origin[CHUNKS * WIDTH];
     float own_norm[OWN];
     // one, or NaN
@@ -67,6 +69,7 @@ struct Shared {
     float total[PARTS][OWN], shift[PARTS][OWN];
 };
 static_assert(GROUPS == 1 || !WIDE, "groups share the queries");
+static_assert(!STREAM || (GROUPS == 1 && OWN == 64 && !WIDE && !REVERSED && !FIXED), "a walk is for these");
 static_assert(sizeof(Shared) <= SHARED, "cuda.py asks for less shared memory than is used");
 extern __shared__ __align__(16) unsigned char memory[];
 
@@ -85,6 +88,8 @@ constexpr int MEETINGS = 3;
 #include "scores.cu"
 
 #include "products.cu"
+
+#include "stream.cu"
 
 // ---- the kernel
 
@@ -113,8 +118,6 @@ inline void look_at(const Rows &rows, const float *origin, Found &found) {
 inline void look_around(Shared &shared, const Found *found, const Rows &queries, const Rows &keys, const Rows &values,
                         int first, int each, int heads, int slices) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, thread = threadIdx.x;
-    for (int d = thread; ORIGIN && d < CHUNKS * WIDTH; d += ALL)
-        shared.origin[d] = d < keys.width && keys.count ? keys.start[d] : 0.0f;
     Found points = {}, numbers = {};
     bool alone = ONE_READS && found;
     if (found) {
@@ -168,15 +171,7 @@ inline float small_edge(double tau) {
 
 inline Setting settle(const Shared &shared, Numbers numbers, int dims, double tau) {
     Setting setting{numbers, false, 1, 1, dims};
-    if constexpr (FIXED) {
-        float reach = shared.reach;
-        setting.quick = dims >= FEWEST_DIMS && reach <= OUTLIER * shared.mean && reach > 0x1p-60f && reach < 0x1p60f;
-        int exponent;
-        frexp(reach, &exponent);
-        // two of these differ by less than 2^25, and 64 such differences fit into 32 bits
-        setting.scale = ldexp(1.0f, 24 - exponent);
-        setting.back = ldexp(1.0f, exponent - 24);
-    }
+    if constexpr (FIXED) settle_fixed(setting, shared.reach, shared.mean);
     if constexpr (KIND == ADD_BUMP) {
         setting.quick = dims >= FEWEST_DIMS;
         // times 2^-125; not as a product, which would become one of every term
@@ -184,15 +179,15 @@ inline Setting settle(const Shared &shared, Numbers numbers, int dims, double ta
         setting.back = 0x1p-24f;
     }
     // not `>`, which is false for a NaN
-    if constexpr (FACTORS) setting.quick = shared.reach * numbers.rate <= REACH;
+    if constexpr (FACTORS && !STREAM) setting.quick = shared.reach * numbers.rate <= REACH;
     return setting;
 }
 
 extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
     forward(const float *query, const float *key, const float *value, const float *weight, const float *bandwidth,
-            const float *table, const Found *found, float *out, float *copy_out, float *total_out, float *shift_out,
-            long long rows, long long columns, long long dims, long long channels, long long each, long long causal,
-            long long count, long long normalised, long long slices, double tau) {
+            const float *table, const Found *found, const float *chunks, float *out, float *copy_out, float *total_out,
+            float *shift_out, long long rows, long long columns, long long dims, long long channels, long long each,
+            long long causal, long long count, long long normalised, long long slices, double tau) {
     Shared &shared = *reinterpret_cast<Shared *>(memory);
     Tile &tile = shared.tiles[group()];
     unsigned tiles = (rows + OWN - 1) / OWN;
@@ -208,18 +203,28 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
     begin += group() * OTHER;
     if constexpr (!WIDE) {
         if (group() == 0) queries.fetch(tile.value, first, 0);
-        keys.fetch(tile.raw, begin, 0);
+        if (!STREAM) keys.fetch(tile.raw, begin, 0);
     }
+    for (int d = threadIdx.x; ORIGIN && d < CHUNKS * WIDTH; d += ALL)
+        shared.origin[d] = d < dims && columns ? keys.start[d] : 0.0f;
     if (threadIdx.x < OWN) {
         // rows beyond the last see what it sees, and are not written
         int row = min(first + int(threadIdx.x), int(rows) - 1);
         shared.own_mark[threadIdx.x] = own_mark(row, rows, columns, each, causal, weights);
     }
+    Numbers numbers(bandwidth ? bandwidth[p] : float(tau), table, count);
+    if constexpr (STREAM) {
+        make(shared.ring);
+        arrive();
+        __syncthreads();
+        // while the launch before may still be at work, as if the head were quick
+        change_queries(shared, tile.value, {numbers, true, 1, 1, int(dims)});
+    }
     look_around(shared, found ? found + p * (heads + 2) * slices : nullptr, queries, keys, values, first, each, heads,
                 slices);
     arrive();
     __syncthreads();
-    Setting setting = settle(shared, Numbers(bandwidth ? bandwidth[p] : float(tau), table, count), dims, tau);
+    Setting setting = settle(shared, numbers, dims, tau);
     if (threadIdx.x < 32) {
         int least = min(shared.own_mark[threadIdx.x], shared.own_mark[threadIdx.x + OWN - 32]);
         int most = max(shared.own_mark[threadIdx.x], shared.own_mark[threadIdx.x + OWN - 32]);
@@ -229,11 +234,24 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
     auto mark_keys = [&](int start) {
         if (thread() < OTHER) tile.mark[thread()] = other_mark(start + thread(), rows, columns, each, causal, weights);
     };
-    if constexpr (!WIDE) {
-        if (group() == 0) change<false>(shared, tile, tile.value, 0, setting);
-        change<true>(shared, tile, tile.raw, 0, setting);
-        mark_keys(begin);
+    // not `>`, which is false for a NaN
+    bool suits = FACTORS ? shared.reach * setting.numbers.rate <= REACH : setting.quick;
+    bool streamed = STREAM && suits && shared.lift == 1;
+    if constexpr (STREAM) {
+        if (streamed)
+            let_copies_see();
+        else {
+            keys.fetch(tile.raw, begin, 0);
+            arrive();
+            meet();
+        }
     }
+    if constexpr (!WIDE)
+        if (!streamed) {
+            if (group() == 0) change<false>(shared, tile, tile.value, 0, setting);
+            change<true>(shared, tile, tile.raw, 0, setting);
+            mark_keys(begin);
+        }
     __syncthreads();
     int least = shared.least, end = REVERSED ? columns : shared.most;
     bool always = weights || (REVERSED && causal);
@@ -254,6 +272,14 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
     float running[CHUNKS][2][8][4] = {}, total[4] = {}, shift[4];
     for (int r = 0; r < 4; ++r) shift[r] = -infinity();
     int start = begin;
+    if constexpr (STREAM)
+        if (streamed) {
+            int tiles = (end + OTHER - 1) / OTHER, all = (columns + OTHER - 1) / OTHER, size = chunks_of(dims);
+            Walk walk{shared.streamed, shared.ring, chunks + p * all * size * CHUNK, tiles * size};
+            auto mark = [&](int n) { return other_mark(n, rows, columns, each, causal, weights); };
+            stream(walk, shared, setting, end, rows - first, always ? 0 : least, mark, total, running[0]);
+            start = end;
+        }
 #pragma unroll 1
     for (; start < end; start += GROUPS * OTHER) {
         float scores[4][EACH];
@@ -288,13 +314,7 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
             finish(shared, tile, setting, always || start + OTHER > least, scores);
             if constexpr (KIND == LAPLACE) exponentiate(scores, shift, total, running, normalised);
 #pragma unroll
-            for (int r = 0; r < 4; ++r) {
-                float fresh[EACH / 4];
-#pragma unroll
-                for (int j = 0; j < EACH; j += 4)
-                    fresh[j / 4] = (scores[r][j] + scores[r][j + 1]) + (scores[r][j + 2] + scores[r][j + 3]);
-                total[r] += EACH == 8 ? fresh[0] + fresh[EACH / 4 - 1] : fresh[0];
-            }
+            for (int r = 0; r < 4; ++r) total[r] += sum_of(scores[r]);
         }
         if constexpr (!WIDE) {
             arrive();

@@ -28,6 +28,16 @@ inline Found join_lanes(Found found) {
     return found;
 }
 
+// what all threads of a block found, by way of `parts`, which have room for what its warps did
+inline void report(Found mine, Found *parts, int warps, Found &to) {
+    mine = join_lanes(mine);
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = mine;
+    __syncthreads();
+    if (threadIdx.x) return;
+    for (int w = 1; w < warps; ++w) join(mine, parts[w]);
+    to = mine;
+}
+
 inline float largest(const Found *found, int slices) {
     float most = 0;
     for (int s = 0; s < slices; ++s) most = fmaxf(most, found[s].largest);

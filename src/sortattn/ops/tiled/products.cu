@@ -10,8 +10,8 @@ inline int exponent_of(float most) {
 
 // Halves have 11 digits, so two of them 22: three products lose hardly more than float32 does. Rows are scaled to what
 // halves can hold, and back as they are added. Tensor cores truncate their sums: these are short.
-inline void add_rows(const Tile &tile, const float (&scores)[4][EACH], float (&running)[2][8][4]) {
-    Place place;
+// `halves(s, c, j)` are those of the values that a thread multiplies its scores with.
+template <class Halves> inline void add_rows(const float (&scores)[4][EACH], float (&running)[2][8][4], Halves halves) {
     float up[4], down[4];
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
@@ -31,7 +31,6 @@ inline void add_rows(const Tile &tile, const float (&scores)[4][EACH], float (&r
                 int r = 2 * i + e % 2, j = 4 * s + e / 2 * 2;
                 split(scores[r][j] * up[r], scores[r][j + 1] * up[r], large[s][i][e], small[s][i][e]);
             }
-    const float *from = tile.value + place.column(0) * STRIDE + 4 * place.g;
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
         float fresh[2][2][4] = {};
@@ -40,8 +39,7 @@ inline void add_rows(const Tile &tile, const float (&scores)[4][EACH], float (&r
             unsigned more[2][2], less[2][2];
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
-                uint4 both =
-                    *reinterpret_cast<const uint4 *>(from + (s * 16 + c / 2 * 8) * STRIDE + c % 2 * 64 + j * 32);
+                uint4 both = halves(s, c, j);
                 more[j][0] = both.x, more[j][1] = both.y, less[j][0] = both.z, less[j][1] = both.w;
             }
 #pragma unroll
@@ -63,6 +61,14 @@ inline void add_rows(const Tile &tile, const float (&scores)[4][EACH], float (&r
                     sum = fmaf(fresh[i][j][e], down[2 * i + e / 2], sum);
                 }
     }
+}
+
+inline void add_rows(const Tile &tile, const float (&scores)[4][EACH], float (&running)[2][8][4]) {
+    Place place;
+    const float *from = tile.value + place.column(0) * STRIDE + 4 * place.g;
+    add_rows(scores, running, [=](int s, int c, int j) {
+        return *reinterpret_cast<const uint4 *>(from + (s * 16 + c / 2 * 8) * STRIDE + c % 2 * 64 + j * 32);
+    });
 }
 
 // Values as halves, where they lie: of four keys as a thread of a product has them, two and two of them neighbours, and

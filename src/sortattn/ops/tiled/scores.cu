@@ -1,24 +1,5 @@
 // The scores of a tile, from points as the sums of their terms want them; a part of forward.cu.
 
-// what the block knows of its head
-struct Setting {
-    Numbers numbers;
-    // scores are sums of fixed points, or of factors
-    bool quick;
-    // of a fixed point
-    float scale, back;
-    int dims;
-    // of a bump, as small as the points
-    float edge = 0;
-};
-
-// Registers lie in two banks, by their numbers, and an instruction that reads two of one bank takes a cycle more. Four
-// numbers that are read from shared memory at once begin at a multiple of four, so neighbours of keys are exchanged:
-// then numbers of a query and of a key that belong together are in different banks. Of instructions with three
-// registers two are in one bank anyway, so sums of distances gain nothing.
-constexpr bool EXCHANGED = KIND == ADD_BUMP || KIND == ADD_LAPLACE;
-constexpr int beside(int e) { return EXCHANGED ? e ^ 1 : e; }
-
 template <bool KEYS> inline void store(float *to, const float (&x)[4]) {
     float4 *place = reinterpret_cast<float4 *>(to);
     if (KEYS)
@@ -40,55 +21,36 @@ inline void change(Shared &shared, Tile &tile, const float *raw, int column, con
         int at = half * 32 + (i ^ half * 4) * 4;
         float4 found = *reinterpret_cast<const float4 *>(raw + row * STRIDE + at);
         float x[4] = {found.x, found.y, found.z, found.w};
-        if constexpr (!STATIONARY) norm += (norm_term(x[0]) + norm_term(x[1])) + (norm_term(x[2]) + norm_term(x[3]));
-        if (ORIGIN && setting.quick) {
-            float4 origin = *reinterpret_cast<const float4 *>(shared.origin + column + at);
-            x[0] -= origin.x, x[1] -= origin.y, x[2] -= origin.z, x[3] -= origin.w;
-        }
-        if constexpr (FIXED) {
-            if (setting.quick) {
-                // |s - t| is 2 max(s - t, 0) - (s - t), in the last of four dimensions
-                if constexpr (KIND == ADD_RIESZ) {
-                    norm += KEYS ? -x[FIXED_DIMS] : x[FIXED_DIMS];
-                    x[FIXED_DIMS] = x[FIXED_DIMS] * setting.scale * 0x1p-75f * 0x1p-75f;
-                }
-#pragma unroll
-                for (int e = 0; e < FIXED_DIMS; ++e) x[e] = __int_as_float(__float2int_rn(x[e] * setting.scale));
+        if constexpr (!STATIONARY) norm += norm_of<KEYS>(x, setting.quick);
+        if (setting.quick) {
+            if constexpr (ORIGIN) {
+                float4 origin = *reinterpret_cast<const float4 *>(shared.origin + column + at);
+                x[0] -= origin.x, x[1] -= origin.y, x[2] -= origin.z, x[3] -= origin.w;
             }
-        }
-        if constexpr (KIND == ADD_BUMP) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                x[e] *= setting.numbers.scale;
-                // far from the zeros beyond the last dimension of a query
-                if (KEYS && column + at + e >= setting.dims) x[e] = 4;
-                if (setting.quick) x[e] *= 0x1p-125f;
-            }
-        }
-        if constexpr (FACTORS) {
-            if (setting.quick) {
-                float *place = to + at / GROUP * NUMBERS, y[8];
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    bool inside = column + at + e < setting.dims;
-                    x[e] *= setting.numbers.rate;
-                    // e^-s and e^2s of a query, e^-2t and e^t of a key; a dimension beyond the last adds nothing
-                    y[2 * e] = inside ? power_of_two(KEYS ? -2 * x[e] : -x[e]) : 0.0f;
-                    y[2 * e + 1] = inside ? power_of_two(KEYS ? x[e] : 2 * x[e]) : 0.0f;
-                    if (KEYS && !inside) x[e] = infinity();
-                }
+            float y[FOUR];
+            make_quick<KEYS>(x, column + at, setting, y);
+            if constexpr (FACTORS) {
+                float *place = to + at / GROUP * NUMBERS;
                 if (at % GROUP < FACTOR_DIMS) {
                     float4 *both = reinterpret_cast<float4 *>(place + at % GROUP * 2);
                     both[0] = {y[0], y[1], y[2], y[3]};
                     both[1] = {y[4], y[5], y[6], y[7]};
-                } else
-                    store<KEYS>(place + 2 * FACTOR_DIMS, x);
-                continue;
-            }
-            if (KEYS)
+                } else {
 #pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    if (column + at + e >= setting.dims) x[e] = infinity();
+                    for (int e = 0; e < 4; ++e)
+                        x[e] = KEYS && column + at + e >= setting.dims ? infinity() : x[e] * setting.numbers.rate;
+                    store<KEYS>(place + 2 * FACTOR_DIMS, x);
+                }
+            } else
+                *reinterpret_cast<float4 *>(to + at) = {y[0], y[1], y[2], y[3]};
+            continue;
+        }
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            bool beyond = KEYS && column + at + e >= setting.dims;
+            // far from the zeros beyond the last dimension of a query
+            if constexpr (KIND == ADD_BUMP) x[e] = beyond ? 4 : x[e] * setting.numbers.scale;
+            if constexpr (FACTORS) x[e] = beyond ? infinity() : x[e];
         }
         store<KEYS>(to + at, x);
     }
@@ -158,19 +120,17 @@ inline void pairs(const Shared &shared, const Tile &tile, int count, Op op) {
         for (int i = 0; i < TIMES; ++i) pairs_at<N, R, J>(shared, tile, d + i * N, op);
 }
 
-// sums += what two dimensions add of which the rows have factors from `d` on: e^-|s - t| is e^t e^-s, times e^2(s - t)
+// sums += what two dimensions add of which rows, STEP apart, have factors: e^-|s - t| is e^t e^-s, times e^2(s - t)
 // if that is below one. Three instructions on one pipe; what reads three registers takes two cycles, but for e^t, which
 // queries of a key share, if it is the same as in the instruction before: so those of a kind stand together.
-template <int R, int J>
-inline void add_products(const Shared &shared, const Tile &tile, int d, float (&sums)[4][EACH]) {
-    Place place;
-    const float *own = shared.query + place.row(0) * POINTS + d, *other = tile.key + place.column(0) * POINTS + d;
+template <int R, int J, int STEP>
+inline void add_products(const float4 *own, const float4 *other, float (&sums)[4][EACH]) {
     float4 mine[R];
 #pragma unroll
-    for (int r = 0; r < R; ++r) mine[r] = *reinterpret_cast<const float4 *>(own + r * 8 * POINTS);
+    for (int r = 0; r < R; ++r) mine[r] = own[r * 8 * STEP];
 #pragma unroll
     for (int j = 0; j < J; ++j) {
-        float4 yours = *reinterpret_cast<const float4 *>(other + (j / 2 * 8 + j % 2) * POINTS);
+        float4 yours = other[(j / 2 * 8 + j % 2) * STEP];
         float x[R], y[R];
 #pragma unroll
         for (int r = 0; r < R; ++r) x[r] = __saturatef(mine[r].y * yours.x);
@@ -187,6 +147,34 @@ inline void add_products(const Shared &shared, const Tile &tile, int d, float (&
     }
 }
 
+// the same from `d` on of rows that lie one after the other
+template <int R, int J>
+inline void add_products_at(const Shared &shared, const Tile &tile, int d, float (&sums)[4][EACH]) {
+    Place place;
+    const float *own = shared.query + place.row(0) * POINTS + d, *other = tile.key + place.column(0) * POINTS + d;
+    add_products<R, J, POINTS / 4>(reinterpret_cast<const float4 *>(own), reinterpret_cast<const float4 *>(other),
+                                   sums);
+}
+
+// what four dimensions add, by instructions on integers; `laplace` has one of them as it is
+inline void add_four(const float *own, const float *other, const Setting &setting, int &whole, float &sum) {
+    if constexpr (FIXED)
+#pragma unroll
+        for (int e = 0; e < FIXED_DIMS; ++e) whole = distance_and_sum(own[e], other[beside(e)], whole);
+    if constexpr (KIND == ADD_RIESZ)
+        // these points are of half the size
+        whole += 4 * multiple(__saturatef(own[FIXED_DIMS] - other[beside(FIXED_DIMS)]));
+    if constexpr (KIND == LAPLACE) sum += fabsf(own[FIXED_DIMS] - other[beside(FIXED_DIMS)]);
+    if constexpr (KIND == ADD_BUMP) {
+        int x[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[e] = multiple(__saturatef(setting.edge - fabsf(own[e] - other[beside(e)])));
+        // two of them are added in one instruction
+        whole += x[0] + x[1];
+        whole += x[2] + x[3];
+    }
+}
+
 // sums += what `count` dimensions add
 template <int R, int J> inline void add_terms_of(const Shared &shared, const Tile &tile, int count,
                                                  const Setting &setting, float (&sums)[4][EACH]) {
@@ -194,23 +182,7 @@ template <int R, int J> inline void add_terms_of(const Shared &shared, const Til
         if (setting.quick) {
             int whole[R][J] = {};
             pairs<4, R, J, 2>(shared, tile, count, [&](int r, int j, const float *own, const float *other) {
-                if constexpr (FIXED)
-#pragma unroll
-                    for (int e = 0; e < FIXED_DIMS; ++e)
-                        whole[r][j] = distance_and_sum(own[e], other[beside(e)], whole[r][j]);
-                if constexpr (KIND == ADD_RIESZ)
-                    // these points are of half the size
-                    whole[r][j] += 4 * multiple(__saturatef(own[FIXED_DIMS] - other[beside(FIXED_DIMS)]));
-                if constexpr (KIND == LAPLACE) sums[r][j] += fabsf(own[FIXED_DIMS] - other[beside(FIXED_DIMS)]);
-                if constexpr (KIND == ADD_BUMP) {
-                    int x[4];
-#pragma unroll
-                    for (int e = 0; e < 4; ++e)
-                        x[e] = multiple(__saturatef(setting.edge - fabsf(own[e] - other[beside(e)])));
-                    // two of them are added in one instruction
-                    whole[r][j] += x[0] + x[1];
-                    whole[r][j] += x[2] + x[3];
-                }
+                add_four(own, other, setting, whole[r][j], sums[r][j]);
             });
 #pragma unroll
             for (int r = 0; r < R; ++r)
@@ -219,13 +191,13 @@ template <int R, int J> inline void add_terms_of(const Shared &shared, const Til
             return;
         }
     }
-    if constexpr (FACTORS) {
+    if constexpr (FACTORS && !STREAM) {
         if (setting.quick) {
             if constexpr (ROOMY) {
 #pragma unroll 1
                 for (int d = 0; d < 2 * count; d += 8)
 #pragma unroll
-                    for (int i = 0; i < 2; ++i) add_products<R, J>(shared, tile, d + 4 * i, sums);
+                    for (int i = 0; i < 2; ++i) add_products_at<R, J>(shared, tile, d + 4 * i, sums);
                 return;
             }
             auto exponential = [&](int r, int j, const float *own, const float *other) {
@@ -238,11 +210,11 @@ template <int R, int J> inline void add_terms_of(const Shared &shared, const Til
             for (int d = 0; d < (count + GROUP - 1) / GROUP * NUMBERS; d += NUMBERS) {
                 // in the middle of the others, so that both pipes have work
 #pragma unroll
-                for (int at = 0; at < FACTOR_DIMS; at += 4) add_products<R, J>(shared, tile, d + at, sums);
+                for (int at = 0; at < FACTOR_DIMS; at += 4) add_products_at<R, J>(shared, tile, d + at, sums);
                 pairs_at<4, R, J>(shared, tile, d + 2 * FACTOR_DIMS, exponential);
 #pragma unroll
                 for (int at = FACTOR_DIMS; at < 2 * FACTOR_DIMS; at += 4)
-                    add_products<R, J>(shared, tile, d + at, sums);
+                    add_products_at<R, J>(shared, tile, d + at, sums);
             }
             return;
         }
@@ -292,4 +264,12 @@ inline void finish(const Shared &shared, const Tile &tile, const Setting &settin
             for (int j = 0; j < EACH; ++j)
                 if (tile.mark[place.column(j)] >= shared.own_mark[place.row(r)])
                     scores[r][j] = KIND == LAPLACE ? -infinity() : 0.0f;
+}
+
+// of a thread's scores of a row
+inline float sum_of(const float (&scores)[EACH]) {
+    float fresh[EACH / 4];
+#pragma unroll
+    for (int j = 0; j < EACH; j += 4) fresh[j / 4] = (scores[j] + scores[j + 1]) + (scores[j + 2] + scores[j + 3]);
+    return EACH == 8 ? fresh[0] + fresh[EACH / 4 - 1] : fresh[0];
 }

@@ -41,10 +41,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             look(rows[i], moved ? origin[i % width] : NUMBER(0), mine);
 
     __shared__ Found parts[THREADS / 32];
-    mine = join_lanes(mine);
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = mine;
-    __syncthreads();
-    if (threadIdx.x) return;
-    for (int w = 1; w < THREADS / 32; ++w) join(mine, parts[w]);
-    found[blockIdx.x] = mine;
+    report(mine, parts, THREADS / 32, found[blockIdx.x]);
 }

@@ -406,11 +406,12 @@ struct Spot {
 
 #ifdef FORWARD
 
+// the same arguments as that of forward.cu; there are no chunks for this one
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     forward(const T *query, const T *key, const T *value, const T *weight, const T *bandwidth, const T *table,
-            const Found *found, T *sums, T *copy, T *total, T *shift, long long rows, long long columns, long long dims,
-            long long channels, long long each, long long causal, long long count, long long normalised,
-            long long slices, double tau) {
+            const Found *found, const void *chunks, T *sums, T *copy, T *total, T *shift, long long rows,
+            long long columns, long long dims, long long channels, long long each, long long causal, long long count,
+            long long normalised, long long slices, double tau) {
     Shared &shared = *reinterpret_cast<Shared *>(memory);
     Spot spot(blockIdx.x, rows, true);
     long long p = spot.problem;
