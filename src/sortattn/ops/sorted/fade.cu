@@ -13,13 +13,11 @@
 
 #include "tensor.cu"
 
+#include "runs.cu"
+
 #include "tiles.cu"
 
 static_assert(RATE && NODES == 1 && POWERS == 1, "an exponential alone");
-
-constexpr int RUNS = CREW * CELLS;
-// a class that is as far from the first key of its stretch may be far from all; beyond the other a weight is zero
-constexpr float NEAR = 8.0f, FARTHEST = 300.0f;
 
 // Of 2^-x times rows the sum, as lanes have it: of one channel of every eight, and the extra scalar.
 struct Lone {
@@ -60,10 +58,6 @@ struct alignas(128) Station {
     alignas(16) half_t scalars[KEYS];
 };
 
-struct Coordinate {
-    __device__ real operator()(half_t code) const { return number_of(code); }
-};
-
 // For every class of queries the sum of the weights, `extras`, and the mean of the rows, in the table, those of a line
 // from `offsets` on; for the lines of the heads of a round. `notes (blocks of the grid, channel blocks, stretches)`.
 extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
@@ -82,12 +76,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
     index_t stop = rounds[round + 1] * dims;
     int keys = int(count), stretches = (keys + KEYS - 1) / KEYS;
     notes += (blockIdx.x * gridDim.y + blockIdx.y) * index_t(stretches);
-    auto begin_of = [&](int run) { return int(index_t(stretches) * run / RUNS); };
-    auto take = [&]() {
-        int run = lane == 0 ? atomicAdd(&next_run, 1) : 0;
-        return __shfl_sync(ALL, run, 0);
-    };
-    constexpr double NATURAL = 1.4426950408889634;
+    auto take = [&]() { return take_run(next_run, lane); };
     double rate = numbers[2] * NATURAL;
     // the same for all dimensions, and left to the end
     real height = real(numbers[1]);
@@ -96,27 +85,15 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
     for (index_t line = rounds[round] * dims + blockIdx.x; line < stop; line += gridDim.x) {
         Route along(entries, key_codes, codes, counts, offsets, values, weights, table, extras, line, dims, count, most,
                     key_most, lane);
-        // a number, however large or small bandwidths are
-        real unit = min(max(real(rate / (taus ? taus[line / dims] : tau)), real(1.17549435e-38)), real(3e38));
+        real unit = unit_of(rate, taus ? taus[line / dims] : tau);
         __syncthreads();
         if (threadIdx.x == 0) next_run = 0;
-        for (int i = threadIdx.x; i <= RUNS; i += 32 * CREW) {
-            int first = begin_of(i), low = 0, high = along.classes.count;
-            real t = edges[i] = number_of(along.points.code(along.points.entry(first * KEYS)));
-            while (low < high) {
-                int half = (low + high) / 2;
-                if (along.classes.place(half) >= t)
-                    high = half;
-                else
-                    low = half + 1;
-            }
-            firsts[i] = first == 0 ? 0 : first == stretches ? along.classes.count : low;
-        }
+        find_runs(along, stretches, edges, firsts);
         __syncthreads();
 
         // down: what is above each stretch, and all of the run, seen from both its ends
         for (int run = take(); run < RUNS; run = take()) {
-            int first = begin_of(run), last = begin_of(run + 1);
+            int first = begin_of(run, stretches), last = begin_of(run + 1, stretches);
             real high = edges[run + 1], before = high;
             Lone above = {}, below = {};
             Stretches walk(Int<-1>(), along.points, along.given, station.rows, last - 1, lane, Coordinate(),
@@ -175,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
 
         // up: classes of queries, stretch by stretch
         for (int run = take(); run < RUNS; run = take()) {
-            int first = begin_of(run), last = begin_of(run + 1);
+            int first = begin_of(run, stretches), last = begin_of(run + 1, stretches);
             if (first == last) continue;
             real high = edges[run + 1];
             // what is below the stretch, or above the run

@@ -18,13 +18,12 @@
 
 #include "tensor.cu"
 
-static_assert(RATE && NODES == 1 && POWERS <= 8, "a single node with an exponential, and few sums of it");
+#include "runs.cu"
 
-constexpr int RUNS = CREW * CELLS;
+static_assert(RATE && NODES == 1 && POWERS > 1 && POWERS <= 8, "a polynomial with an exponential, and few sums of it");
+
 // classes of a product, whose last rows are the sums of the stretch
 constexpr int CLASSES = TALL - POWERS;
-// a class that is as far from the first key of its stretch may be far from all; beyond the other a weight is zero
-constexpr float NEAR = 8.0f, FARTHEST = 300.0f;
 
 // Sums of x^l 2^-x times rows, for every power l.
 struct alignas(16) Sum {
@@ -75,30 +74,21 @@ struct Fading {
     }
     // the l-th, from those up to it
     __device__ real of(int l, const real (&sums)[POWERS]) const {
-        real sum = sums[0];
-        if (POWERS > 1) {
-            sum = real(0);
+        real sum = real(0);
 #pragma unroll
-            for (int k = 0; k < POWERS; k++) {
-                real factor = real(0);
+        for (int k = 0; k < POWERS; k++) {
+            real factor = real(0);
 #pragma unroll
-                for (int n = k; n < POWERS; n++) factor = n == l ? real(binomial(n, k)) * power[n - k] : factor;
-                sum += factor * sums[k];
-            }
+            for (int n = k; n < POWERS; n++) factor = n == l ? real(binomial(n, k)) * power[n - k] : factor;
+            sum += factor * sums[k];
         }
         return decay * sum;
     }
 };
 
-struct Coordinate {
-    __device__ real operator()(half_t code) const { return number_of(code); }
-};
-
 // The same number of all powers, each of which a lane of every four has: the first one from lane / 4 = `first` on, the
 // others `way` from one to the next.
 __device__ inline void of_powers(real mine, int first, int way, int lane, real (&all)[POWERS]) {
-    all[0] = mine;
-    if (POWERS == 1) return;
 #pragma unroll
     for (int l = 0; l < POWERS; l++) all[l] = __shfl_sync(ALL, mine, (first + way * l) * 4 + lane % 4);
 }
@@ -122,44 +112,25 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
     index_t stop = rounds[round + 1] * dims;
     int keys = int(count), stretches = (keys + KEYS - 1) / KEYS;
     notes += (blockIdx.x * gridDim.y + blockIdx.y) * index_t(stretches);
-    auto begin_of = [&](int run) { return int(index_t(stretches) * run / RUNS); };
-    auto take = [&]() {
-        int run = lane == 0 ? atomicAdd(&next_run, 1) : 0;
-        return __shfl_sync(ALL, run, 0);
-    };
-    constexpr double NATURAL = 1.4426950408889634;
+    auto take = [&]() { return take_run(next_run, lane); };
     double rate = numbers[1 + POWERS] * NATURAL;
-    // a constant is the same for all dimensions, and left to the end
-    real height = POWERS == 1 ? real(numbers[1]) : real(1);
-    Polynomial kernel = {{real(1)}};
+    Polynomial kernel;
     double scale = 1.0;
 #pragma unroll
-    for (int i = 0; POWERS > 1 && i < POWERS; i++, scale /= rate) kernel.at[i] = real(numbers[1 + i] * scale);
+    for (int i = 0; i < POWERS; i++, scale /= rate) kernel.at[i] = real(numbers[1 + i] * scale);
 
     for (index_t line = rounds[round] * dims + blockIdx.x; line < stop; line += gridDim.x) {
         Route along(entries, key_codes, codes, counts, offsets, values, weights, table, extras, line, dims, count, most,
                     key_most, lane);
-        // a number, however large or small bandwidths are
-        real unit = min(max(real(rate / (taus ? taus[line / dims] : tau)), real(1.17549435e-38)), real(3e38));
+        real unit = unit_of(rate, taus ? taus[line / dims] : tau);
         __syncthreads();
         if (threadIdx.x == 0) next_run = 0;
-        for (int i = threadIdx.x; i <= RUNS; i += 32 * CREW) {
-            int first = begin_of(i), low = 0, high = along.classes.count;
-            real t = edges[i] = number_of(along.points.code(along.points.entry(first * KEYS)));
-            while (low < high) {
-                int half = (low + high) / 2;
-                if (along.classes.place(half) >= t)
-                    high = half;
-                else
-                    low = half + 1;
-            }
-            firsts[i] = first == 0 ? 0 : first == stretches ? along.classes.count : low;
-        }
+        find_runs(along, stretches, edges, firsts);
         __syncthreads();
 
         // down: what is above each stretch, and all of the run, seen from both its ends
         for (int run = take(); run < RUNS; run = take()) {
-            int first = begin_of(run), last = begin_of(run + 1);
+            int first = begin_of(run, stretches), last = begin_of(run + 1, stretches);
             real high = edges[run + 1], before = high;
             // of the power that a lane has, what is above, and below
             Sixteen sums = {};
@@ -243,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
 
         // up: classes of queries, stretch by stretch
         for (int run = take(); run < RUNS; run = take()) {
-            int first = begin_of(run), last = begin_of(run + 1);
+            int first = begin_of(run, stretches), last = begin_of(run + 1, stretches);
             if (first == last) continue;
             real high = edges[run + 1];
             for (int i = lane; i < POWERS * COLUMNS; i += 32) {
@@ -301,14 +272,14 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                 // the next stretch from there
                 auto serve = [&](int taken, real spot, real mine, real rest, auto far) {
                     constexpr bool FAR = decltype(far)::value;
-                    real nearest = real(0), room = real(1);
+                    real nearest = real(0);
                     if (FAR) {
                         nearest = rest;
                         for (int k = 0; k < some; k++) nearest = min(nearest, fabsf(spot - station.places[k]) * unit);
                         nearest = min(nearest, FARTHEST);
                     }
                     // such that no weight is much larger than one
-                    if (POWERS > 1) room = real(1) / kernel(nearest + real(3));
+                    real room = real(1) / kernel(nearest + real(3));
                     real from_below[POWERS], from_above[POWERS];
                     kernel.expand(mine, mine < real(0) ? real(0) : room * power_of_two(nearest - mine), from_below);
                     kernel.expand(rest, final ? real(0) : room * power_of_two(nearest - rest), from_above);
@@ -324,12 +295,10 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                             shares[second][0][l] = state ? real(0) : low, shares[second][1][l] = state ? real(0) : top;
                         }
                         real point = __shfl_sync(ALL, spot, row), lift = FAR ? __shfl_sync(ALL, nearest, row) : real(0);
-                        real fitting = POWERS > 1 ? __shfl_sync(ALL, room, row) : real(1);
+                        real fitting = __shfl_sync(ALL, room, row);
                         if (state) point = last_key, lift = real(0);
                         auto weight = [&](real place) {
-                            real away = fabsf(point - place) * unit;
-                            if (POWERS == 1) return power_of_two(lift - away);
-                            away = min(away, FARTHEST);
+                            real away = min(fabsf(point - place) * unit, FARTHEST);
                             real raised = real(1);
 #pragma unroll
                             for (int l = 1; l < POWERS; l++) raised *= l < TALL - row ? away : real(1);
@@ -357,8 +326,8 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
 #pragma unroll
                     for (int second = 0; second < 2; second++) {
                         int row = own + 8 * second;
-                        real extra = __shfl_sync(ALL, sums.at[EIGHTS][2 * second], lane & ~3), all = height * extra;
-                        if (POWERS > 1) all /= __shfl_sync(ALL, room, row);
+                        real extra = __shfl_sync(ALL, sums.at[EIGHTS][2 * second], lane & ~3);
+                        real all = extra / __shfl_sync(ALL, room, row);
                         if (FAR) {
                             // twice, as the whole of it may be too small where the product is not
                             real root = power_of_two(real(-0.5) * __shfl_sync(ALL, nearest, row));
@@ -391,17 +360,15 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                 Fading older(final ? real(0) : (next - origin) * unit);
                 Fading newer(final ? real(0) : (next - last_key) * unit);
                 Two joined[EIGHTS + 1];
-                if (POWERS > 1 || power == 0) {
 #pragma unroll
-                    for (int i = 0; i <= EIGHTS; i++) {
+                for (int i = 0; i <= EIGHTS; i++) {
 #pragma unroll
-                        for (int c = 0; c < 2; c++) {
-                            real old[POWERS], young[POWERS];
+                    for (int c = 0; c < 2; c++) {
+                        real old[POWERS], young[POWERS];
 #pragma unroll
-                            for (int l = 0; l < POWERS; l++) old[l] = station.below.at[l][i * 4 + part].at[c];
-                            of_powers(sums.at[i][c + 2], 7, -1, lane, young);
-                            joined[i].at[c] = older.of(power, old) + newer.of(power, young);
-                        }
+                        for (int l = 0; l < POWERS; l++) old[l] = station.below.at[l][i * 4 + part].at[c];
+                        of_powers(sums.at[i][c + 2], 7, -1, lane, young);
+                        joined[i].at[c] = older.of(power, old) + newer.of(power, young);
                     }
                 }
                 __syncwarp();
