@@ -372,6 +372,22 @@ def test_lines_with_many_keys_far_from_others_are_not_wound(served, wound):
 
 
 @pytest.mark.parametrize("dtype", [HALF, BRAIN], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("keys", "first", "last"), [(1, -0.95, 0.95), (3, -0.9, 2.9)], ids=["one place", "three places"]
+)
+def test_slopes_keep_their_digits_where_keys_are_tied(keys, first, last, dtype, served, wound):
+    """Then a stretch is most of the circle, and what a class sees is far from where its slopes begin."""
+    query, key, value = points("normal", 1, 200, 600, 1, 40, dtype)
+    generator = torch.Generator().manual_seed(3)
+    key[:] = 1.25 * torch.randint(0, keys, key.shape, generator=generator)
+    query[:] = 1.25 * (first + (last - first) * torch.rand(query.shape, generator=generator))
+    check("add_bump", (query, key, value))
+    # means of values that leave no room for more
+    check("add_bump", (query, key, value.float().abs().clamp(max=1).mul(1000).add(64000).to(dtype)))
+    assert wound[0][0] > 0
+
+
+@pytest.mark.parametrize("dtype", [HALF, BRAIN], ids=["float16", "bfloat16"])
 def test_queries_that_see_little_of_what_is_near_are_summed_key_by_key(dtype, served, wound):
     query, key, value = points("normal", 1, 1000, 900, 1, 40, dtype)
     # of nine hundred keys between zero and one bandwidth all but one or two are just out of sight, or all of them

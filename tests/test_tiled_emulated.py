@@ -151,7 +151,7 @@ def test_a_walk_over_chunks_computes_the_definition(name, streamed):
 
 
 def test_a_walk_over_chunks_of_rows_that_no_16_bytes_hold_computes_the_definition(streamed):
-    compare("add_laplace", *draw(Shape((1,), 5, 70, 3, 5), torch.float32))
+    compare("add_laplace", *draw(Shape((1,), 66, 70, 3, 5), torch.float32))
     assert streamed
 
 
@@ -178,12 +178,40 @@ def test_heads_that_chunks_do_not_serve_are_summed_as_others(name, streamed):
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["query", "key", "value"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=str)
 def test_a_bad_number_spoils_no_other_head_of_a_walk_over_chunks(name, which, bad, streamed):
-    inputs = draw(Shape((2,), 10, 70, 33, 8), torch.float32)
+    inputs = draw(Shape((2,), 70, 70, 33, 8), torch.float32)
     inputs[which][1, -1, 2] = bad
     output = sortattn.kernel_attention(*inputs, name, backend="tiled")
     assert output[1].isnan().all()
     assert output[0].isfinite().all()
     assert streamed
+
+
+@pytest.mark.parametrize("name", cuda.STREAMED)
+def test_a_bad_query_shows_where_there_are_no_keys(name, streamed):
+    query, key, value = draw(Shape((2,), 70, 0, 33, 8), torch.float32)
+    query[1, 3, 2] = torch.nan
+    output = sortattn.kernel_attention(query, key, value, name, backend="tiled")
+    assert output[1].isnan().all()
+    assert (output[0] == 0).all()
+    assert streamed
+
+
+@pytest.mark.parametrize(("power", "served"), [(-7, True), (6, True), (-9, False), (9, False)])
+def test_chunks_serve_values_of_most_sizes(power, served, streamed):
+    """The same bits but for the power of two, which heads that are summed otherwise do not have."""
+    query, key, value = draw(Shape((1,), 70, 80, 33, 20), torch.float32)
+    # as halves have all their digits, whatever the power
+    value = (4 * value).round() / 4
+    both = value, value * 2.0**power
+    one, other = (sortattn.kernel_attention(query, key, part, "add_laplace", backend="tiled") for part in both)
+    assert torch.equal(one * 2.0**power, other) is served
+    assert streamed
+
+
+@pytest.mark.parametrize("name", cuda.STREAMED)
+def test_a_single_block_of_queries_is_summed_without_chunks(name, streamed):
+    compare(name, *draw(Shape((2,), 64, 140, 33, 20), torch.float32))
+    assert not streamed
 
 
 @pytest.mark.parametrize("name", cuda.STREAMED)

@@ -377,7 +377,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // and `key_offsets` where the rows of a line begin.
 //
 // As `wave` lines are walked at a time, a round ends where the last of its waves is as full as can be, with `least`
-// heads at least, for which there is always room.
+// heads at least (the last round may have fewer), for which there is always room.
 extern "C" __global__ void __launch_bounds__(THREADS)
     divide_rounds(const int *counts, const int *key_counts, const Winding *windings, index_t *offsets,
                   index_t *key_offsets, int *rounds, index_t heads, index_t dims, index_t room, index_t most,

@@ -29,6 +29,9 @@ constexpr int SEEN = 8;
 constexpr real FEW_SEEN = 1.0f / 128.0f, LOST = 1e-6f;
 // of a number of sixteen bits; bfloat16 has room for more
 constexpr real LARGEST = BFLOAT ? 3e38f : 65000.0f;
+// up to this part of the circle a stretch may be long where first digits of slopes are enough: what a class then
+// misses, seen from the begin, is less than the last digit of a half of what it sees at least
+constexpr real NARROW = FEW_SEEN;
 
 // A point on the circle, of those that there can be.
 struct alignas(8) Spot {
@@ -326,6 +329,25 @@ extern "C" __global__ void __launch_bounds__(32 * CREW, RESIDENT)
                                 if (k == 0) low = rest_of(low), high = rest_of(high);
                                 multiply(sums[i], k == 1 ? steep : at_begin, low, high);
                             }
+                        }
+                        if (end - begin <= NARROW) return;
+                        // where keys are few, or tied, first digits are not enough; registers are full, so places are
+                        // looked up again
+                        Shares rest;
+#pragma unroll
+                        for (int second = 0; second < 2; second++) {
+                            real place = __shfl_sync(ALL, now.part, sixteen + own + 8 * second) - begin;
+#pragma unroll
+                            for (int k = 0; k < 2; k++) {
+                                int n = 2 * k + second;
+                                rest.at[n] = at_begin.at[n] * (place - seen_of(rounded(place)));
+                            }
+                        }
+#pragma unroll
+                        for (int i = 0; i < some; i++) {
+                            real low = slopes.at_eight(from + i, 0), high = slopes.at_eight(from + i, 1);
+                            multiply(sums[i], steep, rest_of(low), rest_of(high));
+                            multiply(sums[i], rest, low, high);
                         }
                     };
                     real all[1][4] = {};

@@ -1,6 +1,5 @@
 // Keys as the sums of their terms want them and halves of values, where stream.cu finds them: so they are made once,
-// and not by every block of a head. They are looked through as by survey.cu and in its place, unless fixed points need
-// to know what it found.
+// and not by every block of a head. They are looked through as by survey.cu, and in its place.
 //
 // Set by cuda.py: NUMBER (float), KERNEL (a name of Kind), EPSILON (of the Riesz kernels), EARLY (1 if the launch
 // behind may begin before this one ends).
@@ -10,6 +9,8 @@
 #include "points.cu"
 
 #include "layout.cu"
+
+static_assert(!FIXED, "fixed points need to know what is found here");
 
 // blocks on a multiprocessor: with as many registers as they take it would have four, and six have too few
 constexpr int THREADS = 256, BLOCKS = 5, ROWS = 64;
@@ -42,8 +43,8 @@ template <bool KEYS> inline void look_at_points(const Points &points, int first,
     float4 found[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) found[i] = points.read(first + row, i * 16 + four);
-    // the first key
-    Points origins(origin, ORIGIN && first + row < points.count ? 1 : 0, points.width);
+    // the first key, if there is one
+    Points origins(origin, ORIGIN && origin && first + row < points.count ? 1 : 0, points.width);
     float4 origin_of[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) origin_of[i] = origins.read(0, i * 16 + four);
@@ -79,7 +80,10 @@ inline void look_at_values(const Points &values, int first, uint4 *to, Found &mi
     for (int e = 0; e < 4; ++e) {
         // what is not there is zero
 #pragma unroll
-        for (int k = 0; k < 4; ++k) look(x[k][e], 0.0f, mine);
+        for (int k = 0; k < 4; ++k) {
+            look(x[k][e], 0.0f, mine);
+            x[k][e] *= float(1 << LIFTED);
+        }
         uint4 words;
         split(x[0][e], x[1][e], words.x, words.z), split(x[2][e], x[3][e], words.y, words.w);
         to[halves_at(s, channel + e, t)] = words;
@@ -100,8 +104,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     Found mine = {};
     if (kind < group) {
         Points queries(query + (p * group + kind) * each * dims, each, dims);
-        for (int first = slice * ROWS; columns && first < each; first += slices * ROWS)
-            look_at_points<false>(queries, first, origin, setting, nullptr, mine);
+        for (int first = slice * ROWS; first < each; first += slices * ROWS)
+            look_at_points<false>(queries, first, columns ? origin : nullptr, setting, nullptr, mine);
     } else if (kind == group) {
         Points keys(origin, columns, dims);
         for (int tile = slice; tile * ROWS < columns; tile += slices)

@@ -242,13 +242,17 @@ class _Call:
         return able and shared_of("slopes", self.kernel, self.dtype, self.inputs.coarse) <= room
 
     def streams(self) -> bool:
-        """Whether `chunks.cu` makes keys and values ready, once for all blocks: where multiprocessors have three."""
+        """Whether `chunks.cu` makes keys and values ready, once for all blocks: where multiprocessors have three.
+
+        Not for a single block, which would read them twice.
+        """
         if self.kernel not in STREAMED or self.dtype != torch.float32 or self.wide or self.looks():
             return False
         if self.kernel == AddBump.name and self.dims < _FEWEST_DIMS:
             return False
         device = self.inputs.query.device
-        few = self.problems * self.blocks(self.rows) <= 2 * processors_of(device)
+        blocks = self.blocks(self.rows)
+        few = blocks < 2 or self.problems * blocks <= 2 * processors_of(device)
         return not few and walks(device) and 4 * self.chunks() <= _CHUNK_ROOM
 
     def chunks(self) -> int:

@@ -2,10 +2,10 @@
 //
 // A block has 64 queries and walks over the keys, 64 at a time; a warp has 32 of both. A thread holds the scores of 4
 // queries and 8 keys where tensor cores want them, so that the product with the values needs no detour. Keys are
-// copied while the tile before is summed, and changed on the way into what the scores are made of. What a tile adds is
-// summed afresh and then added to the running sum, so that errors grow with the number of tiles. Where there are few
-// blocks, two groups of warps share one and have every other tile each, or blocks have 32 queries, and a warp 16 keys.
-// The same call has the same bits.
+// copied while the tile before is summed, and changed on the way into what the scores are made of, or chunks.cu has
+// done so before (stream.cu). What a tile adds is summed afresh and then added to the running sum, so that errors grow
+// with the number of tiles. Where there are few blocks, two groups of warps share one and have every other tile each,
+// or blocks have 32 queries, and a warp 16 keys. The same call has the same bits.
 //
 // Set by cuda.py: NUMBER (float), KERNEL (a name of Kind), CHUNKS (blocks of 64 columns, one or at most four: then the
 // running sums lie in local memory), SHARED (bytes), BLOCKS (at least, on a multiprocessor), EPSILON (of the Riesz
@@ -44,6 +44,9 @@ struct Tile {
 };
 
 #include "ring.cu"
+
+// the power of two that most heads have for their values
+constexpr int USUAL = STREAM ? LIFTED : 0;
 
 // parts of a row's sums: some warps of every group have some of its keys
 constexpr int PARTS = KEY_WARPS * GROUPS;
@@ -156,7 +159,8 @@ inline void look_around(Shared &shared, const Found *found, const Rows &queries,
     if (thread == 0) {
         int exponent;
         frexp(numbers.largest, &exponent);
-        shared.lift = exponent > 0 && exponent < 16 ? 1.0f : ldexp(1.0f, min(12 - exponent, 126));
+        exponent += USUAL;
+        shared.lift = exponent > 0 && exponent < 16 ? float(1 << USUAL) : ldexp(1.0f, min(12 + USUAL - exponent, 126));
         shared.reach = points.reach;
         shared.mean = points.sum / (float(queries.count + keys.count) * keys.width);
     }
@@ -236,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(ALL, BLOCKS)
     };
     // not `>`, which is false for a NaN
     bool suits = FACTORS ? shared.reach * setting.numbers.rate <= REACH : setting.quick;
-    bool streamed = STREAM && suits && shared.lift == 1;
+    bool streamed = STREAM && suits && shared.lift == float(1 << USUAL);
     if constexpr (STREAM) {
         if (streamed)
             let_copies_see();

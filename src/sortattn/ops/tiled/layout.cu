@@ -4,6 +4,8 @@
 // numbers of a chunk; a unit of four of them has so many dimensions of a key, and a chunk so many
 constexpr int CHUNK = 2048, UNIT_DIMS = 16 / FOUR, CHUNK_DIMS = CHUNK / 64 / 4 * UNIT_DIMS, CHUNK_KEYS = 32;
 constexpr int VALUE_CHUNKS = 64 / CHUNK_KEYS;
+// values are left times this power of two: halves keep the digits of heads whose largest is from 1/64 to 512
+constexpr int LIFTED = 6;
 inline int key_chunks(int dims) { return (dims + CHUNK_DIMS - 1) / CHUNK_DIMS; }
 inline int chunks_of(int dims) { return key_chunks(dims) + VALUE_CHUNKS; }
 
