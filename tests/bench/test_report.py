@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from sortattn.bench.report import block, main, refresh
+from sortattn.bench.report import BLOCK, block, main, refresh
 from sortattn.bench.store import write
 from sortattn.bench.summary import conditions, memory_table, time_table
 
@@ -66,6 +66,8 @@ def test_blocks_of_several_files_do_not_mix(tmp_path, sweep, make_row):
 
 
 @pytest.mark.skipif(not README.exists(), reason="an installed package has no README")
-def test_the_readme_shows_the_results_that_are_in_the_repository():
-    text = README.read_text()
-    assert refresh(text, ROOT / "benchmarks" / "results") == text, "run: python -m sortattn.bench.report"
+@pytest.mark.parametrize("name", ["README.md", "docs/grid.md", "docs/performance-gpu.md"])
+def test_documents_show_the_results_that_are_in_the_repository(name):
+    text = (ROOT / name).read_text()
+    assert BLOCK.search(text)
+    assert refresh(text, ROOT / "benchmarks" / "results") == text, f"run: python -m sortattn.bench.report {name}"

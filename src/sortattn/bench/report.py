@@ -1,7 +1,8 @@
 """Keeps the tables of a document equal to the results they come from: `python -m sortattn.bench.report [--check]`.
 
 A block between `<!-- bench:NAME -->` and `<!-- /bench:NAME -->` is generated from `NAME.csv`, which `sortattn bench`
-has written; with `grid` in place of `bench`, from what `sortattn grid` has written.
+has written; with `grid` in place of `bench`, from what `sortattn grid` has written; with `brief`, a few columns of
+`NAME.csv`, see `brief.py`.
 """
 
 import argparse
@@ -11,11 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import CommandError
-from . import grid
+from . import brief, grid
 from .store import Row, read
 from .summary import conditions, crossovers, memory_table, panels, time_table
 
-BLOCK = re.compile(r"(<!-- (?P<kind>bench|grid):(?P<name>[\w.-]+) -->\n).*?(<!-- /(?P=kind):(?P=name) -->)", re.DOTALL)
+BLOCK = re.compile(
+    r"(?P<begin><!-- (?P<kind>bench|grid|brief):(?P<name>[\w.-]+)(?P<words>( \w+=\S+)*) -->\n)"
+    r".*?(?P<end><!-- /(?P=kind):(?P=name) -->)",
+    re.DOTALL,
+)
 
 
 def block(rows: Sequence[Row]) -> str:
@@ -39,11 +44,13 @@ def refresh(document: str, results: Path) -> str:
         path = results / f"{match['name']}.csv"
         if not path.exists():
             raise CommandError(f"the block {match['kind']}:{match['name']} needs {path}, which is not there")
+        if match["kind"] == "brief":
+            return match["begin"] + brief.block(path, match["words"].split()) + match["end"]
         rows = grid.read(path) if match["kind"] == "grid" else read(path)
         if not rows:
             raise CommandError(f"{path} holds no rows")
         text = grid.block(rows) if match["kind"] == "grid" else block(rows)
-        return match[1] + text + match[4]
+        return match["begin"] + text + match["end"]
 
     return BLOCK.sub(replace, document)
 
