@@ -94,14 +94,23 @@ def gradients(name, dtype, dims, count=12, chunk=0):
     grid = Grid(found[2], found[3], tau, Layout(count, dtype), formula(kernel, tau.device))
     phi = kernel_matrix(grid, torch.zeros(2, dtype=torch.int32))[..., :count, :count].double()
     exact = leaves(*(part.double() for part in (*inputs, tau)))
-    wanted = attention(exact[:3], kernel, found[2][..., :count].double(), phi, exact[3], chunk)
+    nodes = found[2][..., :count]
+    wanted = attention(exact[:3], kernel, nodes.double(), phi, exact[3], chunk)
     expected = torch.autograd.grad(wanted, exact, gradient.double())
     bound = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
     assert_close(output, wanted, bound)
     for label, one, other, own in zip(("query", "key", "value"), actual, expected, inputs, strict=False):
         if label != "value" and dtype != torch.float32:
-            one, other = (part * _clear(own, found[2][..., :count]) for part in (one, other))
+            one, other = (part * _clear(own, nodes) for part in (one, other))
         assert_close(one, other, 3 * bound, name=label)
+    if decays(kernel) and dims >= 16:
+        # without a gradient of the bandwidth slopes are looked up otherwise
+        output = sortattn.kernel_attention(*points[:3], kernel, **{**options, "bandwidth": tau})
+        found = torch.autograd.grad(output, points[:3], gradient)
+        for label, one, other, own in zip(("query", "key", "value"), found, expected, inputs, strict=False):
+            if label != "value":
+                one, other = (part * _clear(own, nodes) for part in (one, other))
+            assert_close(one, other, 3 * bound, name=f"{label}, looked up")
     if not is_riesz(kernel):
         # of add_riesz it is nearly zero: the bandwidth cancels but for epsilon
         assert_close(actual[3], expected[3], 30 * bound, name="bandwidth")
@@ -340,6 +349,72 @@ def places():
     assert max(steps) > 2
 
 
+def words():
+    """Codes and factors of exponentials beside their definition in float64, and the sums of ramps times factors."""
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(1, 60, 5, generator=generator)
+    # wide cells and narrow ones: an outlier, clusters, ties, one value alone, nothing of that
+    points[0, 7, 0] = 1000
+    points[..., 1] = points[..., 1] / 100 + 5 * (points[..., 2] > 0)
+    points[..., 2] = points[..., 2].round()
+    points[..., 3] = 0.3
+    points = points.half()
+    flags = Flags(torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32), 1)
+    kernel, steps = formula(resolve("add_laplace"), points.device), set()
+    for count, tau in itertools.product((12, 40), (torch.tensor([0.3]), torch.tensor([4.0]))):
+        for some in (points, points.repeat(1, 1, 4), *(part.contiguous() for part in points.split(1, 2))):
+            grid = plan(some, some, None, tau, kernel, count, flags)
+            nodes, x = grid.nodes[..., :count].double().contiguous(), some.mT.double().contiguous()
+            cell = (torch.searchsorted(nodes, x, right=True) - 1).clamp(0, count - 2)
+            start, stop = nodes.gather(2, cell), nodes.gather(2, cell + 1)
+            # weights of both nodes times `sinh(h)`, with no exponent above zero
+            low, high, width = ((part / tau.double()) for part in (x - start, stop - x, stop - start))
+            first, second = ((one - width).exp() - (-one - width).exp() for one in (high, low))
+            both = torch.where(width > 0, first + second, 1.0)
+            share = torch.where(width > 1e-9, second / both, 0.0)
+            factor = torch.where(width > 1e-9, both / (1 - (-2 * width).exp()), 1.0)
+            for bits, kind, unit, bound in ((9, torch.float16, 2.0**-15, 2e-3), (8, torch.bfloat16, 2.0**-127, 8e-3)):
+                found = locate(grid, some, kind=torch.int32, bits=bits).first
+                code = (found & 0xFFFF).double() / (1 << bits)
+                own = (found >> 16).to(torch.int16).view(kind).double() * unit
+                assert (code - cell - share).abs().max() <= 2 / (1 << bits)
+                # pieces of bins, which are no wider than a quarter of the bandwidth
+                coarse = (grid.stats[0, :, 3:5].flatten(1)[:, 2 * count - 2] * tau).clamp(min=4).square().reciprocal()
+                assert ((own - factor).abs().amax(-1) <= bound + coarse / 10).all()
+                ramps = (code[..., None] - torch.arange(grid.layout.padded)).clamp(0, 1)
+                # the last one is one everywhere
+                ramps[..., -1] = 1
+                sums = (ramps * own[..., None]).sum(2)
+                assert_close(count_ramps(grid, found, bits=bits).double(), sums, 1e-3)
+            steps |= set(grid.stats[0, :, 3:5].flatten(1)[:, 2 * count - 1].tolist())
+    # those in one look-up, and those by a search
+    assert min(steps) == 1
+    assert max(steps) > 2
+
+
+def factored():
+    """Exponentials of many dimensions in 16 bits: masked keys, groups, sums, what is no number, far queries."""
+    query, key, value = (part[None] for part in draw(Shape((4,), 20, 33, 17, 4), torch.float16))
+    key, value = key[:, :2], value[:, :2]
+    mask = torch.arange(33)[None] % 3 != 0
+    call = {"key_mask": mask, "enable_gqa": True}
+    for function in (sortattn.kernel_attention, sortattn.kernel_sum):
+        found = function(query, key, value, "add_laplace", **call, backend="grid:48")
+        assert_close(found, function(query, key, value, "add_laplace", **call, backend="reference"), 0.02)
+    spoilt = query.clone()
+    spoilt[0, 1, 3, 2] = torch.nan
+    found = sortattn.kernel_attention(spoilt, key, value, "add_laplace", **call, backend="grid:48")
+    assert found[0, 1].isnan().all()
+    assert found[0, [0, 2, 3]].isfinite().all()
+    # no weight is left of keys so far away
+    found = sortattn.kernel_attention(query + 1000, key, value, "add_laplace", **call, backend="grid:48")
+    assert found.isfinite().all()
+    options = ("add_laplace", True, 12, 1, False, True)
+    points = draw(Shape((1,), 20, 24, 17, 4), torch.float16)
+    inputs = (*leaves(*points), torch.empty(1, 1), *leaves(torch.ones(1)), torch.empty(0), *options)
+    torch.library.opcheck(grid_gpu, inputs, test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))
+
+
 def played():
     """A call that is played from addresses gives the same bits, for whatever inputs of its kind."""
     draws = [draw(Shape((1,), 20, 24, 17, 5), torch.float16, seed=seed) for seed in range(4)]
@@ -409,18 +484,19 @@ def played_rounds():
 
 def played_gradients():
     """The same of calls with gradients: the forward pass with all that it keeps, and the backward pass."""
-    draws = [draw(Shape((1,), 12, 14, 3, 5), torch.float16, seed=seed) for seed in range(3)]
 
-    def call(points):
+    def call(name, points):
         points = leaves(*points)
-        output = sortattn.kernel_attention(*points, "add_riesz", backend="grid:12")
+        output = sortattn.kernel_attention(*points, name, backend="grid:12")
         return output.detach(), *torch.autograd.grad(output.square().sum(), points)
 
-    wanted = [call(points) for points in draws]
-    with compiled.stand_ins() as launched:
-        for turn, (points, other) in enumerate(zip(draws, wanted, strict=True)):
-            assert all(map(torch.equal, call(points), other))
-            assert len(launched) == max(0, turn - 1) * 22
+    for name, dims, number in (("add_riesz", 3, 22), ("add_laplace", 16, 21)):
+        draws = [draw(Shape((1,), 12, 14, dims, 5), torch.float16, seed=seed) for seed in range(3)]
+        wanted = [call(name, points) for points in draws]
+        with compiled.stand_ins() as launched:
+            for turn, (points, other) in enumerate(zip(draws, wanted, strict=True)):
+                assert all(map(torch.equal, call(name, points), other))
+                assert len(launched) == max(0, turn - 1) * number
 
 
 def operators():
@@ -452,6 +528,8 @@ CHECKS = {
         sums,
         operators,
         places,
+        words,
+        factored,
         matrix,
         causal,
         played,

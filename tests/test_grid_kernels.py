@@ -46,6 +46,7 @@ def interpret():
         ("add_riesz", "bfloat16", "17"),
         ("add_laplace", "float32", "2"),
         ("add_laplace", "float16", "3"),
+        ("add_laplace", "float16", "17"),
         ("add_bump", "float32", "2"),
         ("add_bump", "float16", "17"),
         ("spline", "float32", "2"),
@@ -59,6 +60,12 @@ def test_output_and_gradients_are_those_of_the_surrogate(name, dtype, dims, inte
 def test_codes_of_eight_bits_give_the_surrogate(interpret):
     # keys of so many nodes have them where values are bfloat16
     interpret("gradients", "add_riesz", "bfloat16", "16", "40")
+
+
+@pytest.mark.parametrize(("dtype", "dims", "count"), [("float16", "16", "64"), ("bfloat16", "17", "40")])
+def test_ramps_times_factors_give_the_surrogate(dtype, dims, count, interpret):
+    # exponentials have them where others have codes
+    interpret("gradients", "add_laplace", dtype, dims, count)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +111,14 @@ def test_the_kernel_between_nodes_is_corrected_as_by_torch(interpret):
 
 def test_places_and_sums_of_ramps_are_those_of_a_search(interpret):
     interpret("places")
+
+
+def test_codes_and_factors_of_exponentials_are_those_of_a_search(interpret):
+    interpret("words")
+
+
+def test_masks_groups_and_sums_of_exponentials_in_16_bits(interpret):
+    interpret("factored")
 
 
 def test_masks_groups_and_what_is_no_number(interpret):

@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 from sortattn.ops.grid.gpu import launch, march, record
 from sortattn.ops.grid.gpu.formula import formula
 from sortattn.ops.grid.gpu.grid import Grid
+from sortattn.ops.grid.gpu.language import STATS
 from sortattn.ops.grid.gpu.layout import Layout
 from sortattn.ops.grid.gpu.starts import WIDE
 
@@ -35,7 +36,7 @@ def marched(padded, tables, chunk, length, dims, size_of_values=1.0, power=None)
     nodes = torch.linspace(-3, 3, count) + 0.1 * torch.rand(dims, count, generator=generator)
     nodes[:, count // 2] = 0
     nodes = torch.nn.functional.pad(nodes, (0, 1), value=torch.inf)[None].contiguous()
-    stats = torch.zeros(1, dims, 15, padded)
+    stats = torch.zeros(1, dims, STATS.value, padded)
     stats[..., -1, 1 : count - 1] = 0.02 * torch.rand(dims, count - 2, generator=generator)
     tau = torch.tensor([1.3])
     query, key = (

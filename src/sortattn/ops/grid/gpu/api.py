@@ -16,7 +16,7 @@ from .backward import backward
 from .causal_api import grid_gpu_causal_directly
 from .formula import known
 from .forward import forward, launches_of
-from .grid import Grid
+from .grid import Grid, has_factors
 from .language import STATS
 from .launch import launches
 from .layout import Layout
@@ -93,7 +93,7 @@ def _forward(
         found = forward(*call)
         tables, grid = found.tables, found.grid
         # outputs of an operator are not the same tensor
-        seconds = tables.seconds if exponential else tables.seconds.new_empty(query.shape[0], 0)
+        seconds = tables.seconds if grid.two_counts else tables.seconds.new_empty(query.shape[0], 0)
         return found.out, found.totals, grid.nodes, grid.stats, tables.rows, tables.counts, seconds, found.numbers
 
     with on(query.device):
@@ -106,7 +106,9 @@ grid_gpu = torch.library.custom_op("sortattn::grid_gpu", _forward, mutates_args=
 @grid_gpu.register_fake
 def _(query, key, value, weight, bandwidth, parameters, kernel, exponential, count, group, masked, normalise):
     problems, rows, dims = query.shape
-    channels, padded = value.shape[2], Layout(count, query.dtype).padded
+    layout = Layout(count, query.dtype)
+    channels, padded = value.shape[2], layout.padded
+    two_counts = exponential and not has_factors(layout, dims)
 
     def wide(*shape):
         return query.new_empty(shape, dtype=torch.float32)
@@ -118,7 +120,7 @@ def _(query, key, value, weight, bandwidth, parameters, kernel, exponential, cou
         wide(problems, dims, STATS.value, padded),
         wide(problems, dims, padded, channels),
         wide(problems, dims, padded),
-        wide(problems, dims, padded) if exponential else wide(problems, 0),
+        wide(problems, dims, padded) if two_counts else wide(problems, 0),
         query.new_empty(problems * (group + 3), dtype=torch.int32),
     )
 
@@ -158,7 +160,8 @@ def grid_gpu_backward(
     grid = Grid(nodes, stats, bandwidth, Layout(count, query.dtype), numbers, launches("backward", *kind))
     whole = weight.float().sum(1) if masked else None
     row_flags, shared, _, largest = flags.split([query.shape[0] * part for part in (group, 1, 1, 1)])
-    tables = Tables(rows, counts, seconds if seconds.numel() else counts, largest, key.shape[1], whole)
+    seconds = seconds if grid.two_counts else counts
+    tables = Tables(rows, counts, seconds, largest, key.shape[1], whole, weighted=grid.factored)
     call = (grad, query, key, value, weight if masked else None, out, totals, grid, tables)
     call += (Flags(row_flags, shared, group), chosen, parameters, normalise, wants_numbers)
     taus, others = torch.zeros_like(bandwidth), torch.zeros_like(parameters)

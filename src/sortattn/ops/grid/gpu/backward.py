@@ -69,7 +69,7 @@ def backward(
     problems, rows, _ = query.shape
     phi_largest, largest = zeros(2 * problems, query.device).split(problems)
     phi = between_nodes(grid, phi_largest)
-    slopes = _slopes(grid, tables, phi, phi_largest)
+    slopes = _slopes(grid, tables, phi, phi_largest, wants_numbers)
     by_query = empty(*query.shape, dtype=query.dtype, device=query.device)
     by_bandwidth = torch.zeros(problems, dtype=torch.float32, device=query.device) if wants_numbers else None
 
@@ -93,7 +93,7 @@ def backward(
     turned = Tables(left, counts, counts, largest, rows, weighted=True)
     factor = cotangent.reference
 
-    slopes = _slopes(grid, turned, phi, phi_largest, transposed=True, factor=factor)
+    slopes = _slopes(grid, turned, phi, phi_largest, wants_numbers, transposed=True, factor=factor)
     readable = slopes.changes
     if not grid.changes:
         readable = transform(grid, turned, phi, phi_largest, changes=False, transposed=True, factor=factor)
@@ -124,6 +124,7 @@ def _slopes(
     tables: Tables,
     phi: Tensor | None,
     largest: Tensor,
+    wants_numbers: bool,
     transposed: bool = False,
     factor: Tensor | None = None,
 ) -> Slopes | Steep:
@@ -131,7 +132,8 @@ def _slopes(
         return transform(grid, tables, phi, largest, changes=changes, transposed=transposed, factor=factor)
 
     changes = readable(True)
-    if not grid.formula.exponential:
+    # the bandwidth is in the weights of exponentials, too
+    if not grid.formula.exponential or (grid.factored and not wants_numbers):
         return steepen(grid, changes)
     lefts = (torch.searchsorted(grid.nodes, grid.nodes) - 1).clamp(min=0).int()
     return Slopes(changes, readable(False), lefts)

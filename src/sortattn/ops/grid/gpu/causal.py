@@ -63,7 +63,7 @@ def forward(
     row_flags, shared, phi_largest = numbers.split([problems * group, problems, problems])
     flags = Flags(row_flags, shared, group)
     known = launches_of(query, key, value, weight, bandwidth, kernel, count, group, normalise)
-    grid = plan(query, key, weight, bandwidth, kernel, count, flags, known)
+    grid = plan(query, key, weight, bandwidth, kernel, count, flags, known, chunked=True)
     out = empty(problems, rows, channels, dtype=value.dtype, device=value.device)
     totals = empty(problems, rows, device=query.device)
     if march.serves(grid, query, key, value, weight, group):

@@ -86,7 +86,7 @@ def grid_gpu_causal_backward(
     """The gradients of query, key, value, bandwidth and parameters; the last two are zero unless wanted."""
     chosen, numbers = known(kernel, parameters)
     layout = Layout(count, query.dtype)
-    grid = Grid(nodes, stats, bandwidth.contiguous(), layout, numbers)
+    grid = Grid(nodes, stats, bandwidth.contiguous(), layout, numbers, chunked=True)
     # heads that hold what is no number have NaN in their outputs, and so in their gradients
     points = [part.nan_to_num(0.0, 0.0, 0.0).contiguous() for part in (query, key, value)]
     if not wants_numbers and group == 1 and query.shape[1] == key.shape[1]:

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .grid import Grid
-from .language import coarse_ramp, product, ramp, unit
+from .language import coarse_ramp, code_of, factor_of, factored_ramp, product, ramp, unit
 from .launch import quick
 from .layout import FAST, channel_block, count_blocks, joined_parts, registers, shifts, split_length, steps_of_cells
 from .record import empty
@@ -42,8 +42,9 @@ def collect_kernel(
     """`table (splits, P, D * G, C)`: for a head, TOGETHER blocks of nodes, some channels, `span` of the points.
 
     Row g of a dimension holds the sum of `ramp_g(place) row`, its last one that of the rows. With HATS it is the weight
-    of the node itself that multiplies the rows. `largest (P)` is raised to the largest number, as the bits of a float;
-    those of a NaN are larger than all others. EVEN: blocks divide everything, so nothing is masked.
+    of the node itself that multiplies the rows; ramps of words are those times the factor of a point. `largest (P)` is
+    raised to the largest number, as the bits of a float; those of a NaN are larger than all others. EVEN: blocks
+    divide everything, so nothing is masked.
     """
     TALL: tl.constexpr = TOGETHER * BLOCK
     problem, split = tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -74,6 +75,8 @@ def collect_kernel(
                 second = tl.load(seconds + at, mask=(n < stop)[None, None, :], other=0)
             weight = ramp(place, tl.load(shifts + node), FAST)
             weight -= ramp(second, tl.load(shifts + node + 1), FAST)
+        elif place.dtype == tl.int32:
+            weight = factored_ramp(place, tl.load(shifts + G + 2 + node), BITS, FAST)
         elif BITS == 8:
             weight = coarse_ramp(place, tl.load(shifts + G + 2 + node), FAST)
         else:
@@ -130,6 +133,35 @@ def _ramps_within(code, shift, BITS: tl.constexpr, FAST: tl.constexpr):
 
 
 @triton.jit
+def _as_halves(factor, FAST: tl.constexpr):
+    """Factors in bfloat16, times 2^127, as float16, times 2^15: their digits are those of both."""
+    if FAST:
+        return tl.inline_asm_elementwise(
+            "{.reg .b32 t, l, u; mov.b32 l, 0x90009000; mov.b32 u, 0x7FFF7FFF; add.s16x2 t, $1, l; "
+            "min.relu.s16x2 t, t, u; shl.b32 $0, t, 3;}",
+            "=r,r",
+            [factor],
+            dtype=tl.float16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        return (factor.to(tl.float32) * 2.0**-112).to(tl.float16)
+
+
+@triton.jit
+def _times(ramps, factor, FAST: tl.constexpr):
+    """Ramps, as integers or float16 of their bits, times factors: 0 ... 1."""
+    if FAST:
+        ramps, factor = tl.broadcast(ramps, factor)
+        return tl.inline_asm_elementwise(
+            "mul.f16x2 $0, $1, $2;", "=r,r,r", [ramps, factor], dtype=tl.float16, is_pure=True, pack=2
+        )
+    else:
+        return (ramps.to(tl.float32) * factor.to(tl.float32) * 2.0**-24).to(tl.float16)
+
+
+@triton.jit
 def count_kernel(
     places,
     steps,
@@ -147,11 +179,15 @@ def count_kernel(
 ):
     """`table (splits, P * D, G)`, the sums of `ramp_g(place)`, with BITS behind the point: sums of integers.
 
+    Those of words are times the factors of the points, in float32, rounded as in the other tables; at last stands the
+    sum of the factors.
+
     A line, TOGETHER of its splits and a block of at most 64 nodes by program, so that places less the first of them
     have 15 bits. It is a product on tensor cores: rows that are one from every fourth node on, with columns that hold
     the ramps of four cells, and one. The difference of two rows is what four cells hold, to which points beyond them
     add one each. That takes a sixth of the instructions of 64 ramps. `steps` are those of `layout.steps_of_cells`.
     """
+    FACTORED: tl.constexpr = places.dtype.element_ty == tl.int32
     line, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     base = places + line * length
     row, column = tl.arange(0, 16)[:, None], tl.arange(0, 8)[None, :]
@@ -160,34 +196,48 @@ def count_kernel(
     for turn in range(0, TOGETHER):
         split = tl.program_id(2) * TOGETHER + turn
         stop = tl.minimum((split + 1) * span, length)
-        total = tl.zeros((16, 8), tl.int32)
+        total = tl.zeros((16, 8), tl.float32 if FACTORED else tl.int32)
         for start in range(split * span, stop, ROWS * TURNS):
             some = tl.zeros((16, 8), tl.float32)
             for first in range(start, tl.minimum(start + ROWS * TURNS, stop), ROWS):
                 n = first + tl.arange(0, ROWS)
                 # what is not there is before all rows but the first, and before all ramps
                 place = tl.load(base + n, mask=n < stop, other=0)
-                if place.dtype != tl.int16:
+                if FACTORED:
+                    factor = factor_of(place, BITS)[:, None]
+                    place = code_of(place)
+                elif place.dtype != tl.int16:
                     # the first step adds one more
                     place = tl.minimum(tl.maximum(place - block * BLOCK, 0.0), 63.996)
                     place = (place * 512 + 0.5).to(tl.int16)
                 ramps = _ramps_within(place[:, None], within, BITS, FAST)
+                if FACTORED:
+                    if BITS == 8:
+                        factor = _as_halves(factor, FAST)
+                    ramps = _times(ramps, factor, FAST)
                 some = tl.dot(_steps(place[None, :], step, FAST), ramps, some)
-            if FAST:
+            if FACTORED:
+                # ramps are 0 ... 1, and one factor may have bits of integers
+                some *= 8589934592.0 if FAST else 512.0
+            elif FAST:
                 # two factors with bits of integers
                 some *= 281474976710656.0
-            total += some.to(tl.int32)
+            total += some if FACTORED else some.to(tl.int32)
         beyond = tl.where(row < 15, tl.gather(total, tl.minimum(row + 1, 15) + 0 * column, 0), 0)
         sums = total - beyond + tl.sum(tl.where(column == 4, beyond, 0), 1)[:, None]
         spot = table + (split.to(tl.int64) * tl.num_programs(0) + line) * G + block * BLOCK + row * 4 + column
         here = (column < tl.where(split < splits, 4, 0)) & (row * 4 < BLOCK)
+        if FACTORED:
+            # the first row is one everywhere
+            whole = tl.sum(tl.sum(tl.where((row == 0) & (column == 4), total, 0.0), 1), 0)
+            sums = tl.where(row * 4 + column == BLOCK - 1, whole, sums)
         tl.store(spot, sums * (1.0 / (1 << BITS)), mask=here)
 
 
 @triton.jit
 def _as_number(place):
-    if place.dtype == tl.int16:
-        place = place.to(tl.float32) * (1 / 512)
+    if place.dtype != tl.float32:
+        place = code_of(place).to(tl.float32) * (1 / 512)
     return place
 
 
@@ -219,6 +269,8 @@ def weighted_count_kernel(
         n = start + tl.arange(0, ROWS)
         row = tl.load(weight + line // D * length + n, mask=n < stop, other=0.0)[None, :]
         place = tl.load(places + line * length + n, mask=n < stop, other=0)[None, :]
+        if place.dtype == tl.int32:
+            row *= factor_of(place, 9).to(tl.float32) * 2.0**-15
         place = _as_number(place)
         if HATS:
             second = _as_number(tl.load(seconds + line * length + n, mask=n < stop, other=0)[None, :])
@@ -238,7 +290,8 @@ def collect_rows(grid: Grid, places: Places, rows: Tensor, largest: Tensor) -> T
     wide = channel_block(channels)
     blocks = count_blocks(grid.dims * padded // block, together) * count_blocks(channels, wide)
     # points at a time, and stages: for 32 nodes 0.37 instead of 0.44 ms, but for 64 it would be 0.97 instead of 0.63
-    # (weights of 64 bfloat16 points come out wrong with Triton 3.6, with any number of stages)
+    # (weights of 64 bfloat16 points come out wrong with Triton 3.6, with any number of stages; with words of 64 nodes
+    # those of float16, too)
     few = places.codes and block == 32 and rows.dtype == torch.float16
     tall, stages = (64, 4) if few else (128 if narrow else 32, 3)
     span, splits = split_length(length, blocks * problems, tall)

@@ -81,12 +81,12 @@ def collect(grid: Grid, key: Tensor, value: Tensor, weight: Tensor | None, large
         part = grid.some(some)
         places = locate(part, of_heads(key, some), of_heads(weight, some), grid.place_type, bits=grid.bits(value))
         counts = count_ramps(part, places.first, bits=places.bits)
-        seconds = count_ramps(part, places.second) if grid.formula.exponential else counts
+        seconds = count_ramps(part, places.second) if grid.two_counts else counts
         rows = collect_rows(part, places, of_heads(value, some), of_heads(largest, some))
         parts.append((rows, counts, seconds))
     rows, counts, seconds = joined(parts)
     whole = None if weight is None else weight.float().sum(1)
-    return Tables(rows, counts, seconds, largest, key.shape[1], whole)
+    return Tables(rows, counts, seconds, largest, key.shape[1], whole, weighted=grid.factored)
 
 
 def joined(parts: list[tuple[Tensor, ...]]) -> list[Tensor]:

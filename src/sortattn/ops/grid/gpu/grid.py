@@ -10,6 +10,11 @@ from .launch import Known
 from .layout import FAST, Layout, shifts, whole
 
 
+def has_factors(layout: Layout, dims: int) -> bool:
+    """Whether points of exponentials have factors in calls that are not causal: where others have ramps of codes."""
+    return layout.narrow and layout.padded <= 64 and dims >= 16
+
+
 @dataclass(frozen=True)
 class Grid:
     """The nodes of a call, `(P, D, GP)`, what is known of their cells `(P, D, STATS, GP)`, and the bandwidth `(P,)`."""
@@ -21,14 +26,21 @@ class Grid:
     formula: Formula
     # those of all heads in calls of this kind, see `launch`
     launches: Known | None = None
+    # a causal call
+    chunked: bool = False
 
     @property
     def hats(self) -> bool:
-        """Whether weights are made as such: those of exponentials do not sum to one.
+        """Whether weights are made as such: those of exponentials do not sum to one, see `factored`.
 
         And over a few dimensions what ramps leave of a large table would show where a query is far from all keys.
         """
-        return self.formula.exponential or self.nodes.shape[1] < 16
+        return (self.formula.exponential and not self.factored) or self.dims < 16
+
+    @property
+    def factored(self) -> bool:
+        """Whether the weights of exponentials are ramps times a factor of the point: their sum in its cell."""
+        return self.formula.exponential and not self.chunked and has_factors(self.layout, self.dims)
 
     @property
     def halves(self) -> bool:
@@ -52,13 +64,18 @@ class Grid:
         return self.layout.padded > 64
 
     @property
+    def two_counts(self) -> bool:
+        """Whether sums of weights are differences of two sums of ramps, of both places of the points."""
+        return self.formula.exponential and not self.factored
+
+    @property
     def place_type(self) -> torch.dtype:
         """In which the places of a sum are: codes, unless their nine bits are too few or nodes too many for them.
 
-        Those of exponentials have hats, differences of two ramps, which take as many instructions either way.
+        Hats of exponentials are differences of two ramps, which take as many instructions either way.
         """
         codes = self.layout.narrow and not self.looks_up and not self.formula.exponential
-        return torch.int16 if codes else torch.float32
+        return torch.int32 if self.factored else torch.int16 if codes else torch.float32
 
     @property
     def changes(self) -> bool:
@@ -83,10 +100,11 @@ class Grid:
     def bits(self, rows: Tensor) -> int:
         """How many bits behind the point codes have where they multiply rows of this type, see `coarse_ramp`.
 
-        As measured on one H200: with 64 nodes 0.61 instead of 0.71 ms, with 32 nodes 0.41 instead of 0.38.
+        As measured on one H200: with 64 nodes 0.61 instead of 0.71 ms, with 32 nodes 0.41 instead of 0.38. With
+        a factor there is a product anyway.
         """
-        coarse = rows.dtype == torch.bfloat16 and self.place_type == torch.int16 and self.layout.padded == 64
-        return 8 if coarse and not self.hats else 9
+        coarse = rows.dtype == torch.bfloat16 and self.place_type != torch.float32
+        return 8 if coarse and not self.hats and (self.factored or self.layout.padded == 64) else 9
 
     def shifts(self, places: Tensor, bits: int = 9) -> Tensor:
         """What `ramp` adds to these places."""

@@ -7,13 +7,17 @@ What saturates needs no rounding, and a ramp is one instruction where a hat take
 Places are float32, or codes: integers of 16 bits, nine of them behind the point. A ramp of codes is an integer from 0
 to 512, and the bits of such an integer are those of the float16 that is 2^-24 times as large: two weights in one
 instruction, which tensor cores take as they are.
+
+The weights of exponentials in a cell do not sum to one. Where others have codes, they are a share of their sum and the
+sum itself, the factor of the point: then a place is a word, in its first half the code, in the other the factor as a
+float16 times 2^15 or, where codes have eight bits, a bfloat16 times 2^127.
 """
 
 import triton
 import triton.language as tl
 
 # lines of what is known of cells, see `nodes_kernel`
-STATS = tl.constexpr(15)
+STATS = tl.constexpr(23)
 
 
 @triton.jit
@@ -62,6 +66,55 @@ def coarse_ramp(place, shift, FAST: tl.constexpr):
     else:
         number = place.to(tl.int32) + shift.to(tl.int32)
         return (tl.minimum(tl.maximum(number, 0), 256).to(tl.float32) * (1 / 64)).to(tl.bfloat16)
+
+
+@triton.jit
+def code_of(word):
+    """The codes of places, words or no more than these."""
+    if word.dtype == tl.int32:
+        word = word.to(tl.int16)
+    return word
+
+
+@triton.jit
+def factor_of(word, BITS: tl.constexpr):
+    """The factors of words as these have them."""
+    bits = (word >> 16).to(tl.int16)
+    if BITS == 8:
+        return bits.to(tl.bfloat16, bitcast=True)
+    else:
+        return bits.to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def factored_ramp(word, shift, BITS: tl.constexpr, FAST: tl.constexpr):
+    """`ramp` times the factor of a point: 0 ... 1 in float16, with eight BITS 0 ... 4 in bfloat16, see `coarse_ramp`.
+
+    The factor is the product that makes numbers of their usual range from bits of integers.
+    """
+    place, factor = code_of(word), factor_of(word, BITS)
+    if FAST:
+        place, shift = tl.broadcast(place, shift)
+        factor, place = tl.broadcast(factor, place)
+        if factor.dtype == tl.bfloat16:
+            what: tl.constexpr = "mov.b32 l, 0x01000100; add.s16x2 t, $1, $2; min.relu.s16x2 t, t, l; mul.bf16x2"
+        else:
+            what: tl.constexpr = "mov.b32 l, 0x02000200; add.s16x2 t, $1, $2; min.relu.s16x2 t, t, l; mul.f16x2"
+        return tl.inline_asm_elementwise(
+            "{.reg .b32 t, l; " + what + " $0, t, $3;}",
+            "=r,r,r,r",
+            [place, shift, factor],
+            dtype=factor.dtype,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        number = place.to(tl.int32) + shift.to(tl.int32)
+        if factor.dtype == tl.bfloat16:
+            number = tl.minimum(tl.maximum(number, 0), 256).to(tl.float32) * 2.0**-133
+        else:
+            number = tl.minimum(tl.maximum(number, 0), 512).to(tl.float32) * 2.0**-24
+        return (number * factor.to(tl.float32)).to(factor.dtype)
 
 
 @triton.jit
@@ -116,10 +169,43 @@ def load_words(pairs, at):
 
 
 @triton.jit
+def load_four(words, at, FAST: tl.constexpr):
+    """The four integers of every quadruple `at` from a pointer to numbers of four bytes, in one look-up if FAST."""
+    if FAST:
+        return tl.inline_asm_elementwise(
+            "ld.global.nc.v4.b32 {$0, $1, $2, $3}, [$4];",
+            "=r,=r,=r,=r,l",
+            [(words + 4 * at).to(tl.int64)],
+            dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        first, second = load_words(words, 2 * at)
+        third, fourth = load_words(words, 2 * at + 1)
+        return first, second, third, fourth
+
+
+@triton.jit
+def share_and_sum(begin, end):
+    """Of the weights `sinh(end) / sinh(h)` and `sinh(begin) / sinh(h)`, h their sum: the second's share, and both.
+
+    No exponent is positive, and narrow cells lose no digits.
+    """
+    width, least = begin + end, tl.minimum(begin, end)
+    whole, inner = tl.exp(-width), tl.exp(2 * least - width)
+    # from the middle of the cell, tanh(u) / tanh(h / 2)
+    part = 0.5 * (1 - inner) * (1 + whole) / ((1 + inner) * tl.maximum(1 - whole, 1e-30))
+    share = 0.5 + tl.where(begin < end, -part, part)
+    share = tl.where(width < 0.05, begin / tl.maximum(width, 1e-37), share)
+    return share, tl.exp(-least) * (1 + inner) / (1 + whole)
+
+
+@triton.jit
 def split_place(place):
-    """The cell and the share of places."""
-    if place.dtype == tl.int16:
-        number = place.to(tl.int32)
+    """The cell and the share of places; codes have nine bits."""
+    if place.dtype == tl.int16 or place.dtype == tl.int32:
+        number = code_of(place).to(tl.int32)
         return number >> 9, (number & 511).to(tl.float32) * (1 / 512)
     else:
         cell = place.to(tl.int32)

@@ -67,7 +67,7 @@ def shifts(padded: int, device: torch.device, kind: torch.dtype, bits: int = 9) 
     """What `ramp` adds for the nodes -1 ... G, then for 0 ... G - 1 with a last one that makes every ramp one."""
     nodes = torch.arange(1, -padded - 1, -1, device="cpu")
     nodes = torch.cat([nodes, nodes[1:-2], nodes[:1]])
-    return (nodes << bits if kind == torch.int16 else nodes).to(kind).to(device)
+    return (nodes.to(kind) if kind == torch.float32 else (nodes << bits).to(torch.int16)).to(device)
 
 
 @kept

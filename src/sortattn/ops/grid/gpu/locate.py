@@ -8,13 +8,15 @@ import triton.language as tl
 from torch import Tensor
 
 from .grid import Grid
-from .language import STATS, find_bin, load_pair, load_words
+from .language import STATS, find_bin, load_four, load_pair, load_words, share_and_sum
 from .launch import quick
-from .layout import FAST, LINE, count_blocks
+from .layout import FAST, LINE, count_blocks, registers
 from .record import empty
 from .tables import Places
 
 _LOG2_E = math.log2(math.e)
+# points and dimensions of a block, and warps; with twice as many dimensions it took 5 per cent longer
+_BLOCK = (128, 16, 8)
 
 
 @triton.jit
@@ -70,6 +72,26 @@ def _find_code(x, index, zero, per_bin, G: tl.constexpr, GP: tl.constexpr, UNIT:
 
 
 @triton.jit
+def _find_piece(
+    x, pieces, at, zero, per_bin, G: tl.constexpr, GP: tl.constexpr, UNIT: tl.constexpr, FAST: tl.constexpr
+):
+    """The same for exponentials, and the factors of the points times 2^15, see `_pieces`: `at (1, DIMS)` they begin."""
+    own = tl.fma(x, per_bin, zero).to(tl.int32, bitcast=True) & (4 * GP - 1)
+    start, slopes, levels, rises = load_four(pieces, at + own, FAST)
+    distance = x - start.to(tl.float32, bitcast=True)
+    slope = tl.where(distance < 0, slopes, slopes >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    rise = tl.where(distance < 0, rises, rises >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    distance *= per_bin
+    share = tl.fma(distance, slope, 12582912.0).to(tl.int32, bitcast=True)
+    code = levels + share
+    if UNIT == 256:
+        code = ((code & 0xFFFF) + 1) >> 1
+    level = (levels >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    # a NaN becomes zero
+    return _bounded(code.to(tl.int16), G, UNIT, FAST), tl.maximum(tl.fma(distance, rise, level), 0.0)
+
+
+@triton.jit
 def _bounded(code, G: tl.constexpr, UNIT: tl.constexpr, FAST: tl.constexpr):
     """Codes of cells that there are, whatever x was; not the last 512, so that one more cell does not overflow."""
     MOST: tl.constexpr = UNIT * (G - 1) if UNIT * (G - 1) < 32255 else 32255
@@ -113,6 +135,7 @@ def _place(
     CROWDED: tl.constexpr,
 ):
     """What `locate_kernel` does; CROWDED: for codes too by a search, as some bin has two nodes."""
+    FACTORED: tl.constexpr = places.dtype.element_ty == tl.int32
     problem = tl.program_id(2).to(tl.int64)
     d = tl.program_id(1) * DIMS + tl.arange(0, DIMS)
     line = (problem * D + (d if D % DIMS == 0 else tl.where(d < D, d, 0)))[None, :]
@@ -122,6 +145,10 @@ def _place(
         # here and not at every turn: behind a store a compiler has to load again
         per_bin = tl.load(index + 2 * (G - 1))
         zero = tl.fma(-tl.load(base), per_bin, 8388608.0)
+    if FACTORED and not CROWDED:
+        # of 32 bits, which takes fewer registers than as many pointers
+        pieces = stats + problem * (D * STATS * GP)
+        pieces_at = ((line - problem * D).to(tl.int32) * STATS + 6) * (GP // 4)
     rows_at = points + problem * length * D + d[None, :]
     n = tl.program_id(0) * TURNS * ROWS + tl.arange(0, ROWS)
     wanted = (n < length)[:, None] & (d < D)[None, :]
@@ -154,17 +181,34 @@ def _place(
             if CENTRED:
                 point -= tl.load(base + G // 2)
             tl.store(spot, (point / tau * STRETCH).to(lines.dtype.element_ty), mask=inside)
-        if not CROWDED:
+        if FACTORED and not CROWDED:
+            code, factor = _find_piece(x, pieces, pieces_at, zero, per_bin, G, GP, UNIT, FAST)
+        elif not CROWDED:
             code = _find_code(x, index, zero, per_bin, G, GP, UNIT, FAST)
         else:
             cell, start, per_width = _find_cell(x, base, index, G, GP)
-        if places.dtype.element_ty == tl.int16:
+        if places.dtype.element_ty != tl.float32:
             if CROWDED:
+                if FACTORED:
+                    width = tl.load(base + cell + 1) - start
+                    distance = tl.minimum(tl.maximum(x - start, 0.0), width)
+                    share, factor = share_and_sum(distance / tau, (width - distance) / tau)
+                    factor *= 32768.0
+                else:
+                    share = (x - start) * per_width
                 # a NaN becomes zero
-                share = tl.minimum(tl.maximum((x - start) * per_width, 0.0), 1.0)
+                share = tl.minimum(tl.maximum(share, 0.0), 1.0)
                 code = _bounded((cell * UNIT + (share * UNIT + 0.5).to(tl.int32)).to(tl.int16), G, UNIT, FAST)
             if MASKED:
                 code = tl.where(counts, code, 0)
+            if FACTORED:
+                if MASKED:
+                    factor = tl.where(counts, factor, 0.0)
+                if UNIT == 256:
+                    bits = (factor * 2.0**112).to(tl.bfloat16).to(tl.int16, bitcast=True)
+                else:
+                    bits = factor.to(tl.float16).to(tl.int16, bitcast=True)
+                code = (bits.to(tl.int32) << 16) | (code.to(tl.int32) & 0xFFFF)
             tl.store(places + out, code, mask=here)
         else:
             if EXPONENTIAL:
@@ -212,13 +256,15 @@ def locate_kernel(
 ):
     """The cell and the weight of the node above, as one number; for exponentials also one less the weight below.
 
+    Of words, see `language`, the share is that in the sum of both weights, which is the factor.
+
     TURNS blocks of ROWS points by program, so that what is known of the nodes is brought once for all of them. Masked
     points stand at the first node. With LINES the points themselves, CENTRED around a node, divided by the bandwidth
     and multiplied with STRETCH, go to `lines (P, blocks, D, ROWS)`, zeros behind them, or in float16 to `(P, N, D)`.
     """
     problem = tl.program_id(2).to(tl.int64)
     what = (points, weight, nodes, stats, tl.load(bandwidth + problem), places, seconds, lines, length)
-    if places.dtype.element_ty == tl.int16:
+    if places.dtype.element_ty != tl.float32:
         d = tl.minimum(tl.program_id(1) * DIMS + tl.arange(0, DIMS), D - 1)
         steps = tl.load(stats + ((problem * D + d) * STATS + 3) * GP + 2 * (G - 1) + 1)
         # a loop for either: in one loop both together would take half as many registers again
@@ -238,15 +284,15 @@ def locate(
     lines: torch.dtype | None = None,
     bits: int = 9,
 ) -> Places:
-    """The places of `points (P, N, D)`, in float32 or codes with so many `bits` behind the point.
+    """The places of `points (P, N, D)`, in float32, codes with so many `bits` behind the point, or words with these.
 
-    Those without weight stand at the first node.
+    Those without weight stand at the first node, with a factor of zero.
     """
     problems, length, dims = points.shape
     first = empty(problems, dims, length, dtype=kind, device=points.device)
-    second = empty(*first.shape, dtype=kind, device=points.device) if grid.formula.exponential else first
-    # points and dimensions of a block, and warps; with twice as many dimensions it took 5 per cent longer
-    tall, wide, warps = (LINE, 16, 4) if lines else (128, 16, 8)
+    two = grid.formula.exponential and kind == torch.float32
+    second = empty(*first.shape, dtype=kind, device=points.device) if two else first
+    tall, wide, warps = (LINE, 16, 4) if lines else _BLOCK
     blocks = count_blocks(length, tall)
     # as measured on one H200: for codes, 0.105 ms instead of 0.112 with four of them, of 16,384 points
     turns = 1 if kind == torch.float32 else 8 if length >= 8192 else 4
@@ -281,5 +327,7 @@ def locate(
         UNIT=1 << bits,
         FAST=FAST,
         num_warps=warps,
+        # three blocks a multiprocessor
+        **(registers(80) if kind == torch.int32 else {}),
     )
     return Places(first, second, None if lines is None else line, bits)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .language import STATS, find_bin
+from .language import STATS, find_bin, share_and_sum
 
 
 @triton.jit
@@ -41,7 +41,54 @@ def _nodes_before(own, b, POWER: tl.constexpr):
 
 
 @triton.jit
-def _index(nodes, bottom, top, out, G: tl.constexpr, POWER: tl.constexpr):
+def _as_half(number):
+    """The bits of a float16, in the last ones of an integer."""
+    number = tl.minimum(tl.maximum(number, -65504.0), 65504.0)
+    return number.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+
+
+@triton.jit
+def _pieces(nodes, before, behind, bottom, per_bin, tau, out, G: tl.constexpr, GP: tl.constexpr):
+    """For exponentials, in four words for every bin: codes and factors of points are linear pieces of bins.
+
+    Where a piece begins, a node or the begin of the bin; the slopes of codes before and behind that; there the code,
+    and above it the factor, times 2^15; the slopes of factors. Slopes are by the width of a bin, as float16.
+    """
+    b = tl.arange(0, 4 * GP)
+    size, has = 1 / per_bin, behind > before
+    # `find_bin` rounds to the nearest one, and before that what it adds
+    edge = (b - 0.5 - (tl.fma(-bottom, per_bin, 8388608.0) - 8388608.0)) * size
+    node = tl.minimum(tl.maximum(tl.where(has, before, before - 1), 0), G - 1)
+    cell, left = tl.minimum(node, G - 2), tl.maximum(node - 1, 0)
+    start = tl.gather(nodes, cell, 0)
+    width = tl.gather(nodes, cell + 1, 0) - start
+    anchor = tl.where(has, tl.gather(nodes, node, 0), edge)
+    # behind the anchor; of a short piece no digits would be left
+    first = tl.minimum(tl.maximum(anchor - start, 0.0), width)
+    last = tl.minimum(first + tl.maximum(edge + size - anchor, 0.01 * size), width)
+    share, factor = share_and_sum(first / tau, (width - first) / tau)
+    share_, factor_ = share_and_sum(last / tau, (width - last) / tau)
+    length, per = (last - first) / tau, size / tl.maximum(last - first, 1e-37)
+    # a factor is its own second derivative: without this a piece, right at a node, would be above it on average
+    rise = (factor_ - factor - tl.where(has, factor_ * length * length / 6, 0.0)) * per
+    slope = (share_ - share) * per * 512
+    # before it, if it is a node
+    width_left = tl.gather(nodes, left + 1, 0) - tl.gather(nodes, left, 0)
+    back = tl.minimum(tl.maximum(anchor - edge, 0.01 * size), width_left)
+    share_, factor_ = share_and_sum((width_left - back) / tau, back / tau)
+    per = size / tl.maximum(back, 1e-37)
+    slope_left = tl.where(has, (1 - share_) * per * 512, slope)
+    rise_left = tl.where(has, (1 - factor_ + factor_ * back * back / (6 * tau * tau)) * per, rise)
+    factor = tl.where(has, 1.0, factor * (1 - length * length / 12))
+    code = tl.where(has, node * 512, ((cell + share) * 512 + 0.5).to(tl.int32))
+    tl.store(out + 4 * b, anchor.to(tl.int32, bitcast=True))
+    tl.store(out + 4 * b + 1, _as_half(slope_left) | (_as_half(slope) << 16))
+    tl.store(out + 4 * b + 2, code & 0xFFFF | (_as_half(factor * 32768) << 16))
+    tl.store(out + 4 * b + 3, _as_half(rise_left * 32768) | (_as_half(rise * 32768) << 16))
+
+
+@triton.jit
+def _index(nodes, bottom, top, tau, out, G: tl.constexpr, POWER: tl.constexpr, EXPONENTIAL: tl.constexpr):
     """What a search for cells begins with: `2^POWER` pairs of numbers, four bytes for each of them, and four pairs.
 
     The pair of a cell is its start and one over its width; the last one is one over the width of a bin, and how many
@@ -50,7 +97,8 @@ def _index(nodes, bottom, top, out, G: tl.constexpr, POWER: tl.constexpr):
 
     Where no bin has two nodes, the last pairs say all that a code needs: of the node in the bin, or the last one before
     it, where it stands, in the last eight bits which one it is, and as two float16 the slopes of codes on both sides of
-    it, by the width of a bin. Points and nodes in 16 bits have zeros where those eight bits are.
+    it, by the width of a bin. Points and nodes in 16 bits have zeros where those eight bits are. Those of exponentials
+    are in `_pieces`; where bins are wider than a quarter of the bandwidth, these would be too coarse: points search.
     """
     GP: tl.constexpr = 1 << POWER
     BINS: tl.constexpr = 4 * GP
@@ -64,13 +112,18 @@ def _index(nodes, bottom, top, out, G: tl.constexpr, POWER: tl.constexpr):
     most, steps = tl.max(behind - before, 0), 0
     for power in tl.static_range(POWER):
         steps += (most >= (1 << power)).to(tl.int32)
+    if EXPONENTIAL:
+        steps = tl.where(per_bin * tau < 4, tl.maximum(steps, 2), steps)
     last = g == G - 1
     tl.store(out + 2 * g, tl.where(last, per_bin, nodes))
     tl.store(out + 2 * g + 1, tl.where(last, steps.to(tl.float32), per_width))
     cell = tl.minimum(tl.maximum(before - 1, 0), G - 2)
     out += 2 * GP
     tl.store(out.to(tl.pointer_type(tl.int8)) + b, cell.to(tl.int8))
-    if GP <= 64:
+    if EXPONENTIAL and GP <= 64:
+        out = (out + GP).to(tl.pointer_type(tl.int32))
+        _pieces(nodes, before, behind, bottom, per_bin, tau, out, G, GP)
+    elif GP <= 64:
         node = tl.minimum(tl.maximum(tl.where(behind > before, before, before - 1), 0), G - 1)
         start = tl.gather(nodes, node, 0).to(tl.int32, bitcast=True)
         slope = tl.minimum(per_width / per_bin * 512, 65504.0).to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32)
@@ -187,4 +240,4 @@ def nodes_kernel(
     width = tl.where(g < G - 1, width / 24 * far, 0.0)
     before = tl.where(g > 0, tl.gather(width * at_end * at_end, tl.maximum(g - 1, 0), 0), 0.0)
     tl.store(out + (STATS - 1) * GP, width * at_start * at_start + before)
-    _index(place, low - margin, high + margin, stats + (at * STATS + 3) * GP, G, NODES_POWER)
+    _index(place, low - margin, high + margin, tau, stats + (at * STATS + 3) * GP, G, NODES_POWER, EXPONENTIAL)

@@ -28,6 +28,7 @@ def plan(
     count: int,
     flags: Flags,
     launches: Known | None = None,
+    chunked: bool = False,
 ) -> Grid:
     """The nodes for queries and keys; raises the flags of heads that are not finite."""
     layout = Layout(count, query.dtype)
@@ -90,7 +91,7 @@ def plan(
         # one warp needs no barriers: 0.08 instead of 0.13 ms with 64 nodes
         num_warps=1,
     )
-    return Grid(nodes, stats, bandwidth, layout, kernel, launches)
+    return Grid(nodes, stats, bandwidth, layout, kernel, launches, chunked)
 
 
 def _chosen(weight: Tensor, sampled: int) -> Tensor:

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .grid import Grid
-from .language import load_pair, product, ramp, split_place, unit
+from .language import factor_of, factored_ramp, load_pair, product, ramp, split_place, unit
 from .launch import quick
 from .layout import FAST
 from .lookup import look_up
@@ -15,13 +15,16 @@ from .tables import Output, Places, Readable
 def _weights_seen(places, seconds, pairs, line, m, length, HATS: tl.constexpr):
     """Of one dimension, the sum of the weights that points m see, float32: its cell looked up."""
     at = line * length + tl.minimum(m, length - 1)
-    cell, share = split_place(tl.load(places + at))
+    place = tl.load(places + at)
+    cell, share = split_place(place)
     level, next_ = load_pair(pairs, cell)
     if HATS:
         other, rest = split_place(tl.load(seconds + at))
         # rounded up to one, a share is in the next cell
         below = 1 - rest - (other - cell).to(tl.float32)
         return below * level + share * next_
+    elif place.dtype == tl.int32:
+        return (level + share * next_) * (factor_of(place, 9).to(tl.float32) * 2.0**-15)
     else:
         return level + share * next_
 
@@ -110,6 +113,8 @@ def read_kernel(
         if HATS:
             weight = ramp(place, tl.load(shifts + node), FAST)
             weight -= ramp(tl.load(seconds + at), tl.load(shifts + node + 1), FAST)
+        elif place.dtype == tl.int32:
+            weight = factored_ramp(place, tl.load(shifts + GP + 2 + node), 9, FAST)
         elif CHUNK:
             # the last ramp is one everywhere, and what it multiplies is F at the first node
             weight = ramp(place, tl.load(shifts + GP + 2 + node), FAST)
@@ -132,7 +137,7 @@ def read_kernel(
         spot = near + at[:, None] * channels + channel[None, :]
         found += tl.load(spot, mask=here[:, None] & has[None, :], other=0.0)
         total += tl.load(near_totals + at, mask=here, other=0.0)
-    elif not HATS:
+    elif not HATS and places.dtype.element_ty != tl.int32:
         start = tl.zeros((CHANNELS,), tl.float32)
         for d0 in range(0, D, 16):
             d = d0 + tl.arange(0, 16)

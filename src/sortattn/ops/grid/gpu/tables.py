@@ -10,7 +10,7 @@ from .layout import channel_block, count_blocks, whole
 
 @dataclass(frozen=True)
 class Places:
-    """Where points stand between the nodes, `(P, D, N)`; `second` for exponentials, otherwise the same tensor.
+    """Where points stand between the nodes, `(P, D, N)`; `second` for exponentials in float32, otherwise the same.
 
     `lines`, for causal calls, are the points themselves, divided by the bandwidth: in float16 `(P, N, D)`, otherwise
     `(P, blocks, D, LINE)`, where it is as far from one dimension to the next in every call, so that pairs are summed
@@ -29,8 +29,8 @@ class Places:
 
     @property
     def codes(self) -> bool:
-        """Whether they are codes, see `language`."""
-        return self.first.dtype == torch.int16
+        """Whether they are codes, or words that hold these, see `language`."""
+        return self.first.dtype != torch.float32
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Slopes:
 
 @dataclass(frozen=True)
 class Steep:
-    """The slopes of hats, see `steep_kernel`, and the changes that they are made from."""
+    """The slopes at and behind nodes, see `steep_kernel`, and the changes that they are made from."""
 
     changes: Readable
     table: Tensor

@@ -54,13 +54,14 @@ def transform_kernel(
     WEIGHTED: tl.constexpr,
     MASKED: tl.constexpr,
     FACTOR: tl.constexpr,
+    FACTORED: tl.constexpr,
     SCALED: tl.constexpr,
 ):
     """From `table (P, D, GP, C)` of ramps, or of HATS, to what points read.
 
     - `out (P, D, GP, C)`: F, or its CHANGES from node to node, times a power of two that keeps them within 16 bits, of
       which `unscale (P)` is the inverse; NaN where the head holds what is no number
-    - `base (P, D, C)`: with CHANGES, F at the first node
+    - `base (P, D, C)`: with CHANGES, F at the first node; where weights are FACTORED it is the last row of `out`
     - `normaliser (P, D, GP, 2)`: the same for sums of weights, unscaled: F at a node, and its change to the next one
       or F there. WEIGHTED: `counts (P, D, GP)` are made like the rows. Otherwise they are sums of ramps of `length`
       points, MASKED of `whole (P)`; those of `seconds` differ for exponentials
@@ -141,8 +142,13 @@ def transform_kernel(
         else:
             found = tl.dot(here, shares, found, input_precision="tf32x3")
             rise += tl.sum(there * number[None, :], 1)
-    found *= scalar * scale
     rows = (i < G)[:, None] & has[None, :]
+    if FACTORED and CHANGES:
+        # behind the last node there is no change
+        last = (i == GP - 1)[:, None]
+        found = tl.where(last, start[None, :], found)
+        rows = rows | (last & has[None, :])
+    found *= scalar * scale
     spot = out + (at * GP + i)[:, None] * channels + channel[None, :]
     tl.store(spot, tl.where(rows, found, 0.0).to(out.dtype.element_ty), mask=has[None, :])
     if tl.program_id(1) == 0:
@@ -219,6 +225,7 @@ def transform(
         WEIGHTED=tables.weighted,
         MASKED=tables.whole is not None,
         FACTOR=factor is not None,
+        FACTORED=grid.factored,
         SCALED=grid.layout.narrow,
         # four blocks a multiprocessor, where there is room
         **(registers(128) if block <= 32 else {}),
