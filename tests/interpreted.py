@@ -406,6 +406,14 @@ def factored():
     found = sortattn.kernel_attention(spoilt, key, value, "add_laplace", **call, backend="grid:48")
     assert found[0, 1].isnan().all()
     assert found[0, [0, 2, 3]].isfinite().all()
+    # what all other keys give one that is far from them, and from the queries but one, adds up to nothing
+    query, key, value = draw(Shape((1,), 40, 400, 16, 4), torch.float16)
+    query[:, 0] = key[:, 0] = 1000
+    value += 3
+    found = sortattn.kernel_attention(query, key, value, "add_laplace", backend="grid:48")
+    assert_close(found[:, :1], value[:, :1].double(), 1e-3)
+    query, key, value = (part[None] for part in draw(Shape((4,), 20, 33, 17, 4), torch.float16))
+    key, value = key[:, :2], value[:, :2]
     # no weight is left of keys so far away
     found = sortattn.kernel_attention(query + 1000, key, value, "add_laplace", **call, backend="grid:48")
     assert found.isfinite().all()
@@ -490,7 +498,7 @@ def played_gradients():
         output = sortattn.kernel_attention(*points, name, backend="grid:12")
         return output.detach(), *torch.autograd.grad(output.square().sum(), points)
 
-    for name, dims, number in (("add_riesz", 3, 22), ("add_laplace", 16, 21)):
+    for name, dims, number in (("add_riesz", 3, 22), ("add_laplace", 16, 22)):
         draws = [draw(Shape((1,), 12, 14, dims, 5), torch.float16, seed=seed) for seed in range(3)]
         wanted = [call(name, points) for points in draws]
         with compiled.stand_ins() as launched:

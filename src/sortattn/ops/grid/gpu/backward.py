@@ -95,8 +95,8 @@ def backward(
 
     slopes = _slopes(grid, turned, phi, phi_largest, wants_numbers, transposed=True, factor=factor)
     readable = slopes.changes
-    if not grid.changes:
-        readable = transform(grid, turned, phi, phi_largest, changes=False, transposed=True, factor=factor)
+    if not grid.changes or grid.factored:
+        readable = transform(grid, turned, phi, phi_largest, changes=grid.changes, transposed=True, factor=factor)
     by_key = empty(*key.shape, dtype=key.dtype, device=key.device)
     by_value = empty(*value.shape, dtype=value.dtype, device=value.device)
     extras = weight.float() if normalise and weight is not None else None
@@ -129,7 +129,7 @@ def _slopes(
     factor: Tensor | None = None,
 ) -> Slopes | Steep:
     def readable(changes: bool) -> Readable:
-        return transform(grid, tables, phi, largest, changes=changes, transposed=transposed, factor=factor)
+        return transform(grid, tables, phi, largest, changes=changes, transposed=transposed, factor=factor, apart=True)
 
     changes = readable(True)
     # the bandwidth is in the weights of exponentials, too

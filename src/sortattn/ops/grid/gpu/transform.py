@@ -16,6 +16,27 @@ from .tables import Readable, Tables
 
 
 @triton.jit
+def _rounded(change, first, row, GP: tl.constexpr):
+    """Changes `(GP, C)` that float16 has, such that F, which is `first` at the first node, is right at every node.
+
+    Rounded one by one, the errors of all changes before a node would add up there, which a query far from all keys
+    would see. So it is F that is rounded, to multiples of a power of two that is small enough for both changes beside
+    a node, and then has no more bits than they may have.
+    """
+    index = row + 0 * change.to(tl.int32)
+    before = tl.where(row > 0, tl.gather(change, tl.maximum(index - 1, 0), 0), 0.0)
+    most = tl.maximum(tl.abs(change), tl.abs(before))
+    # below the most significant bit of a change there are ten others, and nothing is below 2^-24
+    unit = (most.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    unit = tl.maximum(unit * 2.0**-10, 2.0**-24) * 2
+    level = first + tl.cumsum(change, 0) - change
+    # behind this sum a float32 has no smaller bits
+    level = tl.where(row > 0, (level + unit * 12582912.0) - unit * 12582912.0, first)
+    after = tl.gather(level, tl.minimum(index + 1, GP - 1), 0)
+    return tl.where(row < GP - 1, after - level, 0.0)
+
+
+@triton.jit
 def transform_kernel(
     table,
     counts,
@@ -55,13 +76,15 @@ def transform_kernel(
     MASKED: tl.constexpr,
     FACTOR: tl.constexpr,
     FACTORED: tl.constexpr,
+    APART: tl.constexpr,
     SCALED: tl.constexpr,
 ):
     """From `table (P, D, GP, C)` of ramps, or of HATS, to what points read.
 
     - `out (P, D, GP, C)`: F, or its CHANGES from node to node, times a power of two that keeps them within 16 bits, of
       which `unscale (P)` is the inverse; NaN where the head holds what is no number
-    - `base (P, D, C)`: with CHANGES, F at the first node; where weights are FACTORED it is the last row of `out`
+    - `base (P, D, C)`: with CHANGES, F at the first node; where weights are FACTORED it is the last row of `out`,
+      and changes are rounded for what is summed, see `_rounded`, or APART
     - `normaliser (P, D, GP, 2)`: the same for sums of weights, unscaled: F at a node, and its change to the next one
       or F there. WEIGHTED: `counts (P, D, GP)` are made like the rows. Otherwise they are sums of ramps of `length`
       points, MASKED of `whole (P)`; those of `seconds` differ for exponentials
@@ -142,13 +165,16 @@ def transform_kernel(
         else:
             found = tl.dot(here, shares, found, input_precision="tf32x3")
             rise += tl.sum(there * number[None, :], 1)
+    found *= scalar * scale
     rows = (i < G)[:, None] & has[None, :]
     if FACTORED and CHANGES:
-        # behind the last node there is no change
-        last = (i == GP - 1)[:, None]
-        found = tl.where(last, start[None, :], found)
-        rows = rows | (last & has[None, :])
-    found *= scalar * scale
+        # behind the last node there is no change: F at the first one stands there
+        first = (start * scalar * scale)[None, :].to(out.dtype.element_ty).to(tl.float32)
+        if not APART:
+            found = _rounded(tl.where((i < G - 1)[:, None], found, 0.0), first, i[:, None], GP)
+        found = tl.where((i < G - 1)[:, None], found, 0.0)
+        found = tl.where((i == GP - 1)[:, None], first, found)
+        rows = has[None, :] & (i < GP)[:, None]
     spot = out + (at * GP + i)[:, None] * channels + channel[None, :]
     tl.store(spot, tl.where(rows, found, 0.0).to(out.dtype.element_ty), mask=has[None, :])
     if tl.program_id(1) == 0:
@@ -170,8 +196,9 @@ def transform(
     changes: bool,
     transposed: bool = False,
     factor: Tensor | None = None,
+    apart: bool = False,
 ) -> Readable:
-    """What points read, from the tables and `phi`, see `between_nodes`."""
+    """What points read, from the tables and `phi`, see `between_nodes`; `apart`: changes for slopes."""
     table = tables.rows
     formula = grid.formula
     channels = table.shape[3]
@@ -187,7 +214,7 @@ def transform(
         _add_up(grid, tables, readable, factor)
         return readable
     programs = (grid.problems * grid.dims, padded // block, count_blocks(channels, wide))
-    quick(transform_kernel, grid.launches, changes, transposed)[programs](
+    quick(transform_kernel, grid.launches, changes, transposed, apart)[programs](
         table,
         tables.counts,
         tables.seconds,
@@ -226,6 +253,7 @@ def transform(
         MASKED=tables.whole is not None,
         FACTOR=factor is not None,
         FACTORED=grid.factored,
+        APART=apart,
         SCALED=grid.layout.narrow,
         # four blocks a multiprocessor, where there is room
         **(registers(128) if block <= 32 else {}),
