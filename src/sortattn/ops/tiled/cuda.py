@@ -25,8 +25,8 @@ from ...kernels import (
 from . import short
 from .inputs import TENSORS, Inputs
 
-_FORWARD, _TILED, _SURVEY, _CHUNKS, _SLOPES = (
-    Path(__file__).with_name(f"{name}.cu") for name in ("forward", "tiled", "survey", "chunks", "slopes")
+_FORWARD, _TILED, _SURVEY, _CHUNKS, _PREPARE, _SLOPES = (
+    Path(__file__).with_name(f"{name}.cu") for name in ("forward", "tiled", "survey", "chunks", "prepare", "slopes")
 )
 NAMES = tuple(kind.name for kind in (AddRiesz, AddLaplace, AddBump, Spline, PolynomialExponential, Laplace, Riesz))
 # whose slopes are steps, which `slopes.cu` sums
@@ -102,8 +102,10 @@ def kernel_of(
                 ("TAUS", int(taus or kernel != AddBump.name)), ("EARLY", int(early)), ("STREAM", int(stream)),
             ),
         )  # fmt: skip
-    if entry in ("prepare", "slopes"):
-        return Kernel(_SLOPES, entry, (*defines, ("BLOCKS", 2), room, coarse, ("SLICE", _SLICE)))
+    if entry == "prepare":
+        return Kernel(_PREPARE, entry, (*defines, ("SLICE", _SLICE)))
+    if entry == "slopes":
+        return Kernel(_SLOPES, entry, (*defines, ("BLOCKS", 2), room, coarse))
     defines += (("OWN", ROWS[dtype]), ("SHARED", _SHARED), ("BLOCKS", 3 if dtype == torch.float32 else 1))
     return Kernel(_TILED, entry, (*defines, ("FORWARD", 1)) if entry == "forward" else defines)
 
