@@ -25,9 +25,17 @@ from ...kernels import (
 from . import short
 from .inputs import TENSORS, Inputs
 
-_FORWARD, _TILED, _SURVEY, _CHUNKS, _PREPARE, _SLOPES = (
-    Path(__file__).with_name(f"{name}.cu") for name in ("forward", "tiled", "survey", "chunks", "prepare", "slopes")
+_FORWARD, _SURVEY, _CHUNKS, _PREPARE, _SLOPES = (
+    Path(__file__).with_name(f"{name}.cu") for name in ("forward", "survey", "chunks", "prepare", "slopes")
 )
+# of float64, and of the backward pass of wide heads and of kernels whose slopes are not steps
+_TILED = {
+    "forward": "tiled",
+    "backward_quotient": "backward_quotient",
+    "backward_query": "backward",
+    "backward_key": "backward",
+    "backward_table": "backward_table",
+}
 NAMES = tuple(kind.name for kind in (AddRiesz, AddLaplace, AddBump, Spline, PolynomialExponential, Laplace, Riesz))
 # whose slopes are steps, which `slopes.cu` sums
 STEPS = (AddRiesz.name, AddLaplace.name, AddBump.name)
@@ -107,7 +115,7 @@ def kernel_of(
     if entry == "slopes":
         return Kernel(_SLOPES, entry, (*defines, ("BLOCKS", 2), room, coarse))
     defines += (("OWN", ROWS[dtype]), ("SHARED", _SHARED), ("BLOCKS", 3 if dtype == torch.float32 else 1))
-    return Kernel(_TILED, entry, (*defines, ("FORWARD", 1)) if entry == "forward" else defines)
+    return Kernel(Path(__file__).with_name(f"{_TILED[entry]}.cu"), entry, defines)
 
 
 @lru_cache
@@ -322,7 +330,7 @@ class _Surveyed(NamedTuple):
 
 
 def _table(kernel: str, parameters: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, int]:
-    """The numbers of a kernel as `tiled.cu` reads them, and how many nodes or coefficients there are."""
+    """The numbers of a kernel as `kinds.cu` reads them, and how many nodes or coefficients there are."""
     if kernel == Spline.name:
         nodes, *rest = Spline.pieces(parameters)
         return torch.cat([nodes, *rest]).to(dtype), len(nodes)
