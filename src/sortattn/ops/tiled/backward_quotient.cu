@@ -1,6 +1,6 @@
 // The backward pass of a quotient, which comes before backward.cu.
 //
-// Set by cuda.py: NUMBER (float or double), KERNEL (a name of Kind), EPSILON (of the Riesz kernels).
+// Set by cuda_kernels.py: NUMBER (float or double), KERNEL (a name of Kind), EPSILON (of the Riesz kernels).
 
 #include "kinds.cu"
 

@@ -1,7 +1,7 @@
 // What is made ready for slopes.cu, and for the gradients of the values: vectors as halves, a look at the numbers.
 //
-// Set by cuda.py: NUMBER (float), KERNEL (a name of Kind), EPSILON (of the Riesz kernels), SLICE (rows that a block
-// prepares).
+// Set by cuda_kernels.py: NUMBER (float), KERNEL (a name of Kind), EPSILON (of the Riesz kernels), SLICE (rows that a
+// block prepares).
 
 #include "kinds.cu"
 

@@ -42,7 +42,7 @@ struct Shared {
     Row other[OTHER];
     int own_mark[OWN], other_mark[OTHER];
 };
-static_assert(sizeof(Shared) <= SHARED, "cuda.py asks for less shared memory than is used");
+static_assert(sizeof(Shared) <= SHARED, "cuda_kernels.py asks for less shared memory than is used");
 extern __shared__ __align__(16) unsigned char memory[];
 
 inline void copy(unsigned *to, const unsigned *from, int bytes) {

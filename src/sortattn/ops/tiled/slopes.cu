@@ -8,9 +8,9 @@
 // tensor cores; the other is dS, a large and a small half in columns side by side, so that the product has the digits
 // of float32. The same call has the same bits.
 //
-// Set by cuda.py: NUMBER (float), KERNEL (a name of Kind), SHARED (bytes), BLOCKS (at least, on a multiprocessor),
-// EPSILON (of the Riesz kernels), COARSE (1 for inputs of 16 bits: of two halves the large ones alone). What
-// prepare.cu makes of the vectors comes first.
+// Set by cuda_kernels.py: NUMBER (float), KERNEL (a name of Kind), SHARED (bytes), BLOCKS (at least, on a
+// multiprocessor), EPSILON (of the Riesz kernels), COARSE (1 for inputs of 16 bits: of two halves the large ones
+// alone). What prepare.cu makes of the vectors comes first.
 
 #include "kinds.cu"
 

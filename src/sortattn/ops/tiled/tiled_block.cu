@@ -6,9 +6,9 @@
 // backward. What a tile adds is summed afresh and then added to the running sum, so that errors grow with the number
 // of tiles. There are no atomics: the same call has the same bits.
 //
-// Set by cuda.py: NUMBER (float or double), KERNEL (a name of Kind), OWN, CHUNKS (blocks of 64 columns, one or at most
-// four: then the running sums lie in local memory), SHARED (bytes), BLOCKS (at least, on a multiprocessor), EPSILON (of
-// the Riesz kernels).
+// Set by cuda_kernels.py: NUMBER (float or double), KERNEL (a name of Kind), OWN, CHUNKS (blocks of 64 columns, one or
+// at most four: then the running sums lie in local memory), SHARED (bytes), BLOCKS (at least, on a multiprocessor),
+// EPSILON (of the Riesz kernels).
 
 #include "kinds.cu"
 
@@ -32,7 +32,7 @@ struct Shared {
     T change[OWN];
     int own_mark[OWN], other_mark[OTHER];
 };
-static_assert(sizeof(Shared) <= SHARED, "cuda.py asks for less shared memory than is used");
+static_assert(sizeof(Shared) <= SHARED, "cuda_kernels.py asks for less shared memory than is used");
 static_assert(OWN * STRIDE <= OTHER * ACROSS_STRIDE, "the first tile is larger than the scores");
 
 extern __shared__ __align__(16) unsigned char memory[];
