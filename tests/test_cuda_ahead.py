@@ -11,6 +11,7 @@ import sortattn
 from sortattn.cuda import ahead, compile, launch
 from sortattn.ops.sorted import api, cuda_classes, room
 from sortattn.ops.tiled import cuda as tiled
+from sortattn.ops.tiled import cuda_kernels
 from sortattn.ops.tiled.inputs import Inputs
 
 from .cases import CASES
@@ -28,9 +29,9 @@ def works(monkeypatch):
 @pytest.fixture
 def _large_gpu(monkeypatch):
     monkeypatch.setattr(room, "device", lambda device: room.Device(132, 50 << 20, 227 << 10))
-    monkeypatch.setattr(tiled, "room_of", lambda device: 227 << 10)
-    monkeypatch.setattr(tiled, "processors_of", lambda device: 132)
-    monkeypatch.setattr(tiled, "begins_early", lambda device: True)
+    monkeypatch.setattr(cuda_kernels, "room_of", lambda device: 227 << 10)
+    monkeypatch.setattr(cuda_kernels, "processors_of", lambda device: 132)
+    monkeypatch.setattr(cuda_kernels, "begins_early", lambda device: True)
 
 
 def program(name: str) -> ahead.Program:
@@ -163,7 +164,7 @@ def test_a_rehearsal_of_the_sorted_backend_meets_all_that_a_call_launches(name, 
 @pytest.mark.usefixtures("_large_gpu")
 @pytest.mark.parametrize("length", [64, 512])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("name", tiled.NAMES)
+@pytest.mark.parametrize("name", cuda_kernels.NAMES)
 def test_all_that_the_tiled_backend_launches_is_foreseen(name, dtype, length):
     numbers = {"spline": CASES["spline"].kernel.parameters(), "polynomial_exponential": torch.ones(2)}.get(name)
     numbers = None if numbers is None else numbers.to("meta")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sortattn
-from sortattn.ops.tiled import cuda
+from sortattn.ops.tiled import cuda_kernels
 
 from .cases import assert_close
 from .definition import FORWARD, GRADIENT
@@ -128,9 +128,11 @@ def test_what_is_no_number_stays_in_its_head(name):
 
 @every_kernel
 def test_so_many_heads_go_by_chunks_on_hopper(name, monkeypatch):
-    if not cuda.walks(torch.device("cuda", torch.cuda.current_device())):
+    if not cuda_kernels.walks(torch.device("cuda", torch.cuda.current_device())):
         pytest.skip("this GPU has no room for the walk over chunks")
     asked = []
-    monkeypatch.setattr(cuda, "chunks_of", lambda *given, true=cuda.chunks_of: asked.append(given) or true(*given))
+    monkeypatch.setattr(
+        cuda_kernels, "chunks_of", lambda *given, true=cuda_kernels.chunks_of: asked.append(given) or true(*given)
+    )
     sortattn.kernel_attention(*(part.detach() for part in draw((137, 170, 64, 64))), name, backend="tiled")
     assert asked

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sortattn.ops.tiled import cuda, short
+from sortattn.ops.tiled import cuda_kernels, short
 
 from .nvrtc import ARCHITECTURES, machine_code
 
@@ -18,13 +18,13 @@ def compile_all(kernels, architecture, **options) -> None:
 
 def passes(name, dtype, wide, coarse=False):
     entries = ("forward", "backward_quotient", "backward_query", "backward_key", "backward_table")
-    if name in cuda.STEPS and dtype == torch.float32 and not wide:
+    if name in cuda_kernels.STEPS and dtype == torch.float32 and not wide:
         entries = ("forward", "prepare", "slopes", "forward_values")
-    return [cuda.kernel_of(entry, name, dtype, wide, coarse) for entry in entries]
+    return [cuda_kernels.kernel_of(entry, name, dtype, wide, coarse) for entry in entries]
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("name", cuda.NAMES)
+@pytest.mark.parametrize("name", cuda_kernels.NAMES)
 def test_tiled_kernels_compile(name, architecture):
     compile_all(passes(name, torch.float32, False), architecture)
 
@@ -35,50 +35,50 @@ def test_tiled_kernels_compile_as_for_a_user(name):
     compile_all(passes(name, torch.float32, False), "sm_90", optimised=True)
 
 
-@pytest.mark.parametrize("name", cuda.STEPS)
+@pytest.mark.parametrize("name", cuda_kernels.STEPS)
 def test_tiled_kernels_for_inputs_of_16_bits_compile(name):
     compile_all(passes(name, torch.float32, False, coarse=True), "sm_90")
 
 
-@pytest.mark.parametrize("name", cuda.STEPS)
+@pytest.mark.parametrize("name", cuda_kernels.STEPS)
 def test_tiled_kernels_for_few_blocks_compile(name):
     entries = ("forward", "forward_values")
-    compile_all([cuda.kernel_of(entry, name, torch.float32, False, groups=2) for entry in entries], "sm_90")
+    compile_all([cuda_kernels.kernel_of(entry, name, torch.float32, False, groups=2) for entry in entries], "sm_90")
 
 
 @pytest.mark.parametrize("name", ["add_riesz", "add_bump"])
 def test_tiled_kernels_for_blocks_of_fewer_rows_compile(name):
     entries = ("forward", "forward_values")
-    compile_all([cuda.kernel_of(entry, name, torch.float32, False, rows=32) for entry in entries], "sm_90")
+    compile_all([cuda_kernels.kernel_of(entry, name, torch.float32, False, rows=32) for entry in entries], "sm_90")
 
 
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_120"])
-@pytest.mark.parametrize("name", cuda.STEPS)
+@pytest.mark.parametrize("name", cuda_kernels.STEPS)
 def test_a_forward_kernel_that_begins_before_the_survey_ends_compiles(name, architecture):
-    forward = cuda.kernel_of("forward", name, torch.float32, False, taus=False, early=True)
-    compile_all([forward, cuda.survey_of(torch.float32, early=True)], architecture)
+    forward = cuda_kernels.kernel_of("forward", name, torch.float32, False, taus=False, early=True)
+    compile_all([forward, cuda_kernels.survey_of(torch.float32, early=True)], architecture)
 
 
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_120"])
-@pytest.mark.parametrize("name", cuda.STREAMED)
+@pytest.mark.parametrize("name", cuda_kernels.STREAMED)
 def test_a_forward_kernel_that_walks_over_chunks_compiles(name, architecture):
     for coarse in (False, True):
-        forward = cuda.kernel_of("forward", name, torch.float32, False, coarse, early=True, stream=True)
-        compile_all([forward, cuda.chunks_of(name, early=True)], architecture)
+        forward = cuda_kernels.kernel_of("forward", name, torch.float32, False, coarse, early=True, stream=True)
+        compile_all([forward, cuda_kernels.chunks_of(name, early=True)], architecture)
 
 
 def test_the_forward_kernel_for_gpus_with_little_shared_memory_compiles():
-    assert cuda.shared_of("forward", "add_laplace", torch.float32, False, roomy=False) <= 99 << 10
-    compile_all([cuda.kernel_of("forward", "add_laplace", torch.float32, False, roomy=False)], "sm_120")
+    assert cuda_kernels.shared_of("forward", "add_laplace", torch.float32, False, roomy=False) <= 99 << 10
+    compile_all([cuda_kernels.kernel_of("forward", "add_laplace", torch.float32, False, roomy=False)], "sm_120")
 
 
-@pytest.mark.parametrize("name", cuda.STEPS[1:])
+@pytest.mark.parametrize("name", cuda_kernels.STEPS[1:])
 def test_gradients_for_gpus_with_little_shared_memory_compile(name):
     entries = ("backward_query", "backward_key")
-    compile_all([cuda.kernel_of(entry, name, torch.float32, False) for entry in entries], "sm_120")
+    compile_all([cuda_kernels.kernel_of(entry, name, torch.float32, False) for entry in entries], "sm_120")
 
 
-@pytest.mark.parametrize("name", cuda.NAMES)
+@pytest.mark.parametrize("name", cuda_kernels.NAMES)
 def test_tiled_kernels_for_float64_and_wide_heads_compile(name):
     compile_all([*passes(name, torch.float32, True), *passes(name, torch.float64, False)], "sm_90")
 
@@ -102,4 +102,4 @@ def test_kernels_for_short_sequences_compile_as_for_a_user():
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_look_through_the_inputs_compiles(architecture):
-    compile_all([cuda.survey_of(dtype) for dtype in cuda.ROWS], architecture)
+    compile_all([cuda_kernels.survey_of(dtype) for dtype in cuda_kernels.ROWS], architecture)

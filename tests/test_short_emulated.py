@@ -25,7 +25,7 @@ def _as_on_a_device(device, monkeypatch):
         pytest.skip("a CUDA device needs no emulation")
     emulate(monkeypatch)
     # what the other kernels are launched by
-    monkeypatch.setattr(cuda, "_Call", None)
+    monkeypatch.setattr(cuda, "Call", None)
 
 
 # With one key nothing depends on queries and keys, and their gradients are zero: an error is then promised relative to

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sortattn
-from sortattn.ops.tiled import cuda, short
+from sortattn.ops.tiled import cuda_call, cuda_kernels, short
 from sortattn.ops.tiled.inputs import Inputs
 
 from .cases import CASES, Shape, assert_close, cotangent, draw, leaves
@@ -28,7 +28,7 @@ def _as_on_a_device(device, monkeypatch):
     emulate(monkeypatch)
     monkeypatch.setattr(short, "serves", lambda inputs: False)
     # blocks look through the inputs by themselves, whatever the length
-    monkeypatch.setattr(cuda, "_SHORT", 1 << 20)
+    monkeypatch.setattr(cuda_call, "_SHORT", 1 << 20)
 
 
 def compare(name, query, key, value, **options):
@@ -79,13 +79,13 @@ def test_rows_that_end_between_the_numbers_of_a_thread_are_looked_through(name):
 
 
 def test_a_block_without_room_for_all_factors_computes_the_definition(monkeypatch):
-    monkeypatch.setattr(cuda, "room_of", lambda device: 99 << 10)
+    monkeypatch.setattr(cuda_kernels, "room_of", lambda device: 99 << 10)
     compare("add_laplace", *draw(Shape((1,), 70, 80, 33, 20), torch.float32))
 
 
 @pytest.mark.parametrize("name", NAMES[:-1])
 def test_two_groups_of_warps_compute_the_definition(name, monkeypatch):
-    monkeypatch.setattr(cuda, "processors_of", lambda device: 1000)
+    monkeypatch.setattr(cuda_kernels, "processors_of", lambda device: 1000)
     # of three tiles the groups have two and one, of one tile one has none
     shape = Shape((1,), 70, 140, 33, 20)
     query, key, value = draw(shape, torch.float32)
@@ -99,15 +99,15 @@ def test_two_groups_of_warps_compute_the_definition(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["add_riesz", "add_bump"])
 def test_blocks_of_fewer_rows_compute_the_definition(name, monkeypatch):
-    monkeypatch.setattr(cuda, "processors_of", lambda device: 1)
+    monkeypatch.setattr(cuda_kernels, "processors_of", lambda device: 1)
     rows = []
-    honest = cuda._Call.shape
+    honest = cuda_call.Call.shape
 
     def shape_of(call, entry, count):
         rows.append(honest(call, entry, count)[0])
         return honest(call, entry, count)
 
-    monkeypatch.setattr(cuda._Call, "shape", shape_of)
+    monkeypatch.setattr(cuda_call.Call, "shape", shape_of)
     # three tiles, the last of 8 rows and less
     shape = Shape((1,), 72, 70, 33, 20)
     query, key, value = draw(shape, torch.float32)
@@ -122,19 +122,19 @@ def test_blocks_of_fewer_rows_compute_the_definition(name, monkeypatch):
 @pytest.fixture
 def streamed(monkeypatch):
     """Keys and values are made ready by a kernel before; the list of entries that were launched."""
-    monkeypatch.setattr(cuda, "_SHORT", 0)
-    monkeypatch.setattr(cuda, "walks", lambda device: True)
-    launched, honest = [], cuda.chunks_of
+    monkeypatch.setattr(cuda_call, "_SHORT", 0)
+    monkeypatch.setattr(cuda_kernels, "walks", lambda device: True)
+    launched, honest = [], cuda_kernels.chunks_of
 
     def chunks_of(*options):
         launched.append("chunks")
         return honest(*options)
 
-    monkeypatch.setattr(cuda, "chunks_of", chunks_of)
+    monkeypatch.setattr(cuda_kernels, "chunks_of", chunks_of)
     return launched
 
 
-@pytest.mark.parametrize("name", cuda.STREAMED)
+@pytest.mark.parametrize("name", cuda_kernels.STREAMED)
 def test_a_walk_over_chunks_computes_the_definition(name, streamed):
     # three tiles of keys, of which the last has few, and slots of the ring that are taken several times
     query, key, value = draw(Shape((2,), 70, 140, 33, 20), torch.float32)
@@ -155,7 +155,7 @@ def test_a_walk_over_chunks_of_rows_that_no_16_bytes_hold_computes_the_definitio
     assert streamed
 
 
-@pytest.mark.parametrize("name", cuda.STREAMED)
+@pytest.mark.parametrize("name", cuda_kernels.STREAMED)
 def test_a_walk_over_chunks_of_grouped_heads_computes_the_definition(name, streamed):
     query, key, value = draw(Shape((1, 2), 40, 70, 34, 5), torch.float32)
     compare(name, query, key[:, :1], value[:, :1], enable_gqa=True)
@@ -163,7 +163,7 @@ def test_a_walk_over_chunks_of_grouped_heads_computes_the_definition(name, strea
     assert streamed
 
 
-@pytest.mark.parametrize("name", cuda.STREAMED)
+@pytest.mark.parametrize("name", cuda_kernels.STREAMED)
 def test_heads_that_chunks_do_not_serve_are_summed_as_others(name, streamed):
     query, key, value = draw(Shape((2,), 70, 80, 33, 20), torch.float32)
     far = query.clone()
@@ -174,7 +174,7 @@ def test_heads_that_chunks_do_not_serve_are_summed_as_others(name, streamed):
     assert streamed
 
 
-@pytest.mark.parametrize("name", cuda.STREAMED)
+@pytest.mark.parametrize("name", cuda_kernels.STREAMED)
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["query", "key", "value"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf], ids=str)
 def test_a_bad_number_spoils_no_other_head_of_a_walk_over_chunks(name, which, bad, streamed):
@@ -186,7 +186,7 @@ def test_a_bad_number_spoils_no_other_head_of_a_walk_over_chunks(name, which, ba
     assert streamed
 
 
-@pytest.mark.parametrize("name", cuda.STREAMED)
+@pytest.mark.parametrize("name", cuda_kernels.STREAMED)
 def test_a_bad_query_shows_where_there_are_no_keys(name, streamed):
     query, key, value = draw(Shape((2,), 70, 0, 33, 8), torch.float32)
     query[1, 3, 2] = torch.nan
@@ -208,13 +208,13 @@ def test_chunks_serve_values_of_most_sizes(power, served, streamed):
     assert streamed
 
 
-@pytest.mark.parametrize("name", cuda.STREAMED)
+@pytest.mark.parametrize("name", cuda_kernels.STREAMED)
 def test_a_single_block_of_queries_is_summed_without_chunks(name, streamed):
     compare(name, *draw(Shape((2,), 64, 140, 33, 20), torch.float32))
     assert not streamed
 
 
-@pytest.mark.parametrize("name", cuda.STREAMED)
+@pytest.mark.parametrize("name", cuda_kernels.STREAMED)
 def test_a_walk_over_chunks_has_gradients(name, streamed):
     shape = Shape((1,), 70, 80, 33, 20)
     case, inputs, gradient = CASES[name], draw(shape, torch.float32), cotangent(shape, torch.float32)
@@ -224,10 +224,10 @@ def test_a_walk_over_chunks_has_gradients(name, streamed):
 
 @pytest.mark.parametrize(("heads", "rows"), [(96, 64), (192, 32), (384, 64)])
 def test_blocks_have_fewer_rows_where_multiprocessors_would_have_one_and_two(heads, rows, monkeypatch):
-    monkeypatch.setattr(cuda, "processors_of", lambda device: 132)
+    monkeypatch.setattr(cuda_kernels, "processors_of", lambda device: 132)
     points = [torch.empty(heads, 64, 64)] * 3
     inputs = Inputs(*points, None, None, None, 1.0, "add_bump", False, 1, True, False)
-    assert cuda._Call(inputs).shape("forward", 64) == (rows, 2 if heads == 96 else 1)
+    assert cuda_call.Call(inputs).shape("forward", 64) == (rows, 2 if heads == 96 else 1)
 
 
 def compare_gradients(name, inputs, gradient, **options):
@@ -274,7 +274,7 @@ def test_a_gpu_with_little_shared_memory_has_gradients_too(name, dtype, monkeypa
 
     honest = EmulatedKernel.__call__
     monkeypatch.setattr(EmulatedKernel, "__call__", launched)
-    monkeypatch.setattr(cuda, "room_of", lambda device: 99 << 10)
+    monkeypatch.setattr(cuda_kernels, "room_of", lambda device: 99 << 10)
     shape = Shape((1,), 66, 70, 5, 8)
     case, inputs, gradient = CASES[name], draw(shape, dtype), cotangent(shape, dtype)
     check(define(case, inputs, gradient), case, inputs, gradient, backend="tiled")

@@ -6,7 +6,7 @@ import torch
 
 import sortattn
 from sortattn.ops import repeated
-from sortattn.ops.tiled import cuda, short
+from sortattn.ops.tiled import cuda, cuda_kernels, short
 
 from ..cases import Shape, draw, leaves
 from .emulator import EmulatedKernel
@@ -24,18 +24,23 @@ def emulated(find):
 
 def emulate(monkeypatch) -> None:
     """Tiled calls go as on a device, up to the launch."""
-    for module, name in ((cuda, "kernel_of"), (cuda, "survey_of"), (cuda, "chunks_of"), (short, "kernel_of")):
+    for module, name in (
+        (cuda_kernels, "kernel_of"),
+        (cuda_kernels, "survey_of"),
+        (cuda_kernels, "chunks_of"),
+        (short, "kernel_of"),
+    ):
         monkeypatch.setattr(module, name, emulated(getattr(module, name)))
     for module in (cuda, short):
         monkeypatch.setattr(module, "on", lambda _: contextlib.nullcontext())
     # what a test leaves behind would have its kernels
     monkeypatch.setattr(repeated, "_known", repeated._Known())
     monkeypatch.setattr(repeated, "stream_on", lambda device: 0)
-    monkeypatch.setattr(cuda, "room_of", lambda device: 227 << 10)
-    monkeypatch.setattr(cuda, "processors_of", lambda device: 0)
-    monkeypatch.setattr(cuda, "begins_early", lambda device: False)
-    monkeypatch.setattr(cuda, "walks", lambda device: False)
-    monkeypatch.setattr(cuda, "serves", lambda query, value, kernel: kernel in cuda.NAMES)
+    monkeypatch.setattr(cuda_kernels, "room_of", lambda device: 227 << 10)
+    monkeypatch.setattr(cuda_kernels, "processors_of", lambda device: 0)
+    monkeypatch.setattr(cuda_kernels, "begins_early", lambda device: False)
+    monkeypatch.setattr(cuda_kernels, "walks", lambda device: False)
+    monkeypatch.setattr(cuda, "serves", lambda query, value, kernel: kernel in cuda_kernels.NAMES)
 
 
 def check_sides_of_steps() -> None:

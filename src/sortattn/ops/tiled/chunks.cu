@@ -1,8 +1,8 @@
 // Keys as the sums of their terms want them and halves of values, where stream.cu finds them: so they are made once,
 // and not by every block of a head. They are looked through as by survey.cu, and in its place.
 //
-// Set by cuda.py: NUMBER (float), KERNEL (a name of Kind), EPSILON (of the Riesz kernels), EARLY (1 if the launch
-// behind may begin before this one ends).
+// Set by cuda_kernels.py: NUMBER (float), KERNEL (a name of Kind), EPSILON (of the Riesz kernels), EARLY (1 if the
+// launch behind may begin before this one ends).
 
 #include "kinds.cu"
 

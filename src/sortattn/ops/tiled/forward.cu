@@ -7,10 +7,10 @@
 // with the number of tiles. Where there are few blocks, two groups of warps share one and have every other tile each,
 // or blocks have 32 queries, and a warp 16 keys. The same call has the same bits.
 //
-// Set by cuda.py: NUMBER (float), KERNEL (a name of Kind), CHUNKS (blocks of 64 columns, one or at most four: then the
-// running sums lie in local memory), SHARED (bytes), BLOCKS (at least, on a multiprocessor), EPSILON (of the Riesz
-// kernels), OWN (queries of a block), COARSE (1 for inputs of 16 bits: products of halves alone), REVERSED (1 for the
-// gradients of the values: own rows are keys then, the others queries with the gradients of their sums in place of
+// Set by cuda_kernels.py: NUMBER (float), KERNEL (a name of Kind), CHUNKS (blocks of 64 columns, one or at most four:
+// then the running sums lie in local memory), SHARED (bytes), BLOCKS (at least, on a multiprocessor), EPSILON (of the
+// Riesz kernels), OWN (queries of a block), COARSE (1 for inputs of 16 bits: products of halves alone), REVERSED (1 for
+// the gradients of the values: own rows are keys then, the others queries with the gradients of their sums in place of
 // values), GROUPS (of warps), ROOMY (1 if there is shared memory for factors of all dimensions), TAUS (1 if problems
 // have bandwidths of their own), EARLY (1 if a block may begin before survey.cu ends), STREAM (1 if chunks.cu has
 // looked at the inputs, and left keys and values as stream.cu wants them).
@@ -73,7 +73,7 @@ struct Shared {
 };
 static_assert(GROUPS == 1 || !WIDE, "groups share the queries");
 static_assert(!STREAM || (GROUPS == 1 && OWN == 64 && !WIDE && !REVERSED && !FIXED), "a walk is for these");
-static_assert(sizeof(Shared) <= SHARED, "cuda.py asks for less shared memory than is used");
+static_assert(sizeof(Shared) <= SHARED, "cuda_kernels.py asks for less shared memory than is used");
 extern __shared__ __align__(16) unsigned char memory[];
 
 // of the group

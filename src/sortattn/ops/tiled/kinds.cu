@@ -1,6 +1,6 @@
 // The kernels: what one dimension adds to a score, how a score is made of that, and the derivative.
 //
-// Set by cuda.py: NUMBER (float or double), KERNEL (a name of Kind), EPSILON (of the Riesz kernels).
+// Set by cuda_kernels.py: NUMBER (float or double), KERNEL (a name of Kind), EPSILON (of the Riesz kernels).
 
 #include "found.cu"
 

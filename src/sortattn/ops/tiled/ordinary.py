@@ -12,7 +12,7 @@ from ...kernels import KERNELS, Kernel
 from ...validation import DTYPES, Problem, autocast, working_type
 from ..direct import plain, several
 from ..repeated import Again
-from . import cuda, short
+from . import cuda, cuda_kernels, short
 from .api import tiled_sum_backward
 from .inputs import Inputs
 
@@ -77,7 +77,7 @@ def again(problem: Problem, kernel: Kernel) -> Again | None:
     options = problem.bandwidth, kernel.name, problem.causal, 1, True, query.itemsize == 2
     inputs = Inputs(query, key, value, None, None, None, *options)
     by = short if short.serves(inputs) else cuda
-    if by is cuda and query.dtype not in cuda.ROWS:
+    if by is cuda and query.dtype not in cuda_kernels.ROWS:
         # 16 bits are cast before
         return None
     learning = torch.is_grad_enabled() and any(part.requires_grad for part in inputs[:3])

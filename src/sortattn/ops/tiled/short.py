@@ -15,7 +15,6 @@ from .inputs import Inputs
 
 NAMES = (AddRiesz.name, AddLaplace.name, AddBump.name)
 TYPES = {torch.float32: "FLOAT32", torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16"}
-_SOURCE = Path(__file__).with_name("short.cu")
 # rows of a head, and columns; beyond 96 rows the other kernels are about as fast
 _MOST, _WIDEST = 96, 64
 # heads that leave multiprocessors without a block
@@ -99,7 +98,7 @@ def kernel_of(entry: str, kernel: str, dtype: torch.dtype, rows: int) -> Kernel:
         ("BLOCKS", 3),
         ("FORWARD", int(entry == "short_forward")),
     )
-    return Kernel(_SOURCE, entry, defines)
+    return Kernel(Path(__file__).with_name(f"{entry}.cu"), entry, defines)
 
 
 def kernels(inputs: Inputs, learning: bool) -> list[Kernel]:

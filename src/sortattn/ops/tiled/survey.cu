@@ -1,6 +1,6 @@
 // How far the numbers of every head reach: one look at queries, keys and values before they are summed.
 //
-// Set by cuda.py: NUMBER (float or double), EARLY (1 if the launch behind may begin before this one ends).
+// Set by cuda_kernels.py: NUMBER (float or double), EARLY (1 if the launch behind may begin before this one ends).
 
 #include "found.cu"
 
