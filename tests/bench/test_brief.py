@@ -44,6 +44,13 @@ def test_a_cell_has_the_time_and_how_many_times_as_fast_as_softmax_it_is(tmp_pat
     assert "2026-01-31" in text
 
 
+def test_softmax_is_that_of_the_same_rounds(tmp_path, sweep, make_row):
+    later = make_row(kernel="elu", n=512, median_ms=2.0, softmax_ms=3.0)
+    write(tmp_path / "some.csv", [*sweep, later])
+    words = ["softmax=sdpa", "by=auto", "kernels=elu", "passes=forward", "n=512"]
+    assert cells(block(tmp_path / "some.csv", words))[2] == ["512", "1.00", "2.00 (1.50x)"]
+
+
 def test_only_the_lengths_that_were_asked_for_are_shown(tmp_path, sweep):
     write(tmp_path / "some.csv", sweep)
     text = block(tmp_path / "some.csv", [*WORDS, "n=512,8192"])

@@ -3,8 +3,8 @@
 What to show is said in the mark before the table, as in `<!-- brief:h200-grid softmax=cudnn by=grid:32,grid:64
 kernels=add_riesz dtype=float16 passes=forward -->`. `by` names methods (of `sortattn bench --paper`) or backends, a
 column each for every kernel; `tiled+sorted` is one column with the faster of the two. With `passes` a cell has
-milliseconds and how many times as fast as softmax that is; without, those of forward and, in brackets, of forward and
-backward.
+milliseconds and how many times as fast as softmax that is, by `sdpa` in the same rounds; without, those of forward and,
+in brackets, of forward and backward.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ..errors import CommandError
 from ..records import columns, read
 from ..table import render
-from .cases import BOTH, FORWARD
+from .cases import BOTH, FORWARD, SOFTMAX
 from .paper.run import PaperRow
 from .store import Row
 
@@ -35,6 +35,8 @@ class _Time(NamedTuple):
     passes: str
     n: int
     ms: float
+    # that of softmax by `sdpa` in the same rounds
+    softmax: float | None = None
 
 
 def block(path: Path, words: Sequence[str]) -> str:
@@ -79,16 +81,16 @@ def _options(words: Iterable[str]) -> dict[str, str]:
 def _time(row: PaperRow | Row) -> _Time:
     if isinstance(row, PaperRow):
         return _Time(row.kernel, row.method, row.passes, row.n, row.mean_ms)
-    return _Time(row.kernel, row.backend, row.passes, row.n, row.median_ms)
+    return _Time(row.kernel, row.backend, row.passes, row.n, row.median_ms, row.softmax_ms)
 
 
-def _found(times: Sequence[_Time], kernel: str, by: str) -> dict[tuple[str, int], float]:
-    """Milliseconds by passes and N, of methods joined by a plus the least."""
+def _found(times: Sequence[_Time], kernel: str, by: str) -> dict[tuple[str, int], _Time]:
+    """Those of a kernel by passes and N, of methods joined by a plus the fastest."""
     found = {}
     for time in times:
         if time.kernel == kernel and time.method in by.split("+"):
             place = time.passes, time.n
-            found[place] = min(time.ms, found.get(place, time.ms))
+            found[place] = min(time, found.get(place, time), key=lambda one: one.ms)
     return found
 
 
@@ -96,9 +98,13 @@ def _cell(found: dict, n: int, passes: str, softmax: dict | None = None) -> str:
     first, second = found.get((passes or FORWARD, n)), None if passes else found.get((BOTH, n))
     if first is None:
         return ""
-    if passes and softmax:
-        return f"{_digits(first)} ({softmax[passes, n] / first:.2f}x)" if (passes, n) in softmax else _digits(first)
-    return _digits(first) if second is None else f"{_digits(first)} ({_digits(second)})"
+    if second is not None:
+        return f"{_digits(first.ms)} ({_digits(second.ms)})"
+    beside = softmax.get((passes, n)) if softmax else None
+    if beside is None:
+        return _digits(first.ms)
+    spent = first.softmax if beside.method == SOFTMAX[1] and first.softmax else beside.ms
+    return f"{_digits(first.ms)} ({spent / first.ms:.2f}x)"
 
 
 def _digits(ms: float) -> str:
