@@ -28,6 +28,7 @@ from sortattn.ops.grid.surrogate import slope_jumps
 from . import compiled, surrogate
 from .cases import Shape, assert_close, cotangent, draw, leaves
 from .emulation.emulator import EmulatedKernel
+from .interpreted_hopper import emulated, few_channels, hopper_steps, lines_in_order
 from .interpreted_places import places, words
 
 # nothing else prints such a line
@@ -74,10 +75,10 @@ def _clear(points, nodes):
     return ((distance == 0) | (distance > width[:, :, None, :] / 500)).all(-1).mT
 
 
-def gradients(name, dtype, dims, count=12, chunk=0):
+def gradients(name, dtype, dims, count=12, chunk=0, channels=5):
     """Output and gradients beside float64 autograd through the same surrogate."""
     kernel = KERNELS.get(name) or resolve(name)
-    shape = Shape((2,), 40 if chunk else 30, 40, dims, 5)
+    shape = Shape((2,), 40 if chunk else 30, 40, dims, channels)
     inputs = draw(shape, dtype)
     tau = torch.tensor([0.8, 1.7])
     points = leaves(*inputs, tau)
@@ -117,6 +118,13 @@ KERNELS = {
     "spline": Spline([-1.0, 0.5], [0.5, 1.0, -0.25], offset=1.0),
     "matern": PolynomialExponential([1.0, 1.0]),
 }
+
+
+def hopper_gradients(name, dtype, dims, count):
+    """The same by the kernels of CUDA, where there are some: 64 channels, so that all steps have theirs."""
+    with emulated() as ran:
+        gradients(name, dtype, dims, count, channels=64)
+    assert ran >= {"collect"} | ({"change_levels"} if name == "add_laplace" else set())
 
 
 def causal_gradients(name, dtype, dims):
@@ -193,7 +201,7 @@ def marched(name, dtype, dims, count):
     broken[1, 100, 3] = torch.inf
     tau, nothing = torch.tensor([0.8, 1.7, 1.0]), torch.empty(3, 0)
     rest = (tau, torch.empty(0), kernel.name, False, count, 1, False, True)
-    stand_ins = {"serves": lambda *_: True, "direct": direct, "_processors": lambda _: 2 * each, "CHUNK": 64}
+    stand_ins = {"serves": lambda *_: True, "direct": direct, "processors": lambda _: 2 * each, "CHUNK": 64}
     with mock.patch.multiple(gpu_march, **stand_ins), mock.patch.object(gpu_finish, "direct", direct):
         found = gpu_causal_api._forward(*inputs, nothing, *rest)
         assert launched == [((each, 2), 512), ((2 * each, 1), 384), ((3, 3), 64)]
@@ -279,8 +287,14 @@ def sums():
 
 def matrix():
     """The kernel between nodes with its correction, beside that of torch's operations in float64."""
+    # the rows of one program, and of two
+    for count in (20, 80):
+        compare_matrices(count)
+
+
+def compare_matrices(count):
     generator = torch.Generator().manual_seed(0)
-    count, tau = 20, torch.tensor([0.7, 1.9])
+    tau = torch.tensor([0.7, 1.9])
     sample = torch.randn(2, 3, 200, generator=generator, dtype=torch.float64)
     sample[:, 0] = (sample[:, 0] * 2).round() / 2
     nodes, _ = place(sample.mT[:, :100], sample.mT[:, 100:], None, tau.double(), count)
@@ -300,7 +314,9 @@ def matrix():
         stats[:, :, -1, : count - 1] = starts
         stats[:, :, -1, count - 1] = 0
         stats[:, :, -1, 1:count] += ends
-        phi = kernel_matrix(Grid(padded, stats, tau, layout, numbers), torch.zeros(2, dtype=torch.int32))
+        largest = torch.zeros(2, dtype=torch.int32)
+        phi = kernel_matrix(Grid(padded, stats, tau, layout, numbers), largest)
+        assert torch.equal(largest.view(torch.float32), phi.abs().amax((1, 2, 3)))
         extra = correction.correct(sample, nodes, tau, *slope_jumps(kernel), numbers.exponential)
         difference = nodes.double()[..., :, None] - nodes.double()[..., None, :]
         plain = kernel.univariate(difference / tau.double()[:, None, None, None])
@@ -454,6 +470,10 @@ CHECKS = {
         operators,
         places,
         words,
+        hopper_steps,
+        hopper_gradients,
+        few_channels,
+        lines_in_order,
         factored,
         matrix,
         causal,

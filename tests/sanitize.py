@@ -132,6 +132,16 @@ def grids():
             call(kernel, "grid", *points(queries=300, keys=280, dtype=dtype))
 
 
+def collected_grids():
+    """Keys to nodes in CUDA, on GPUs that have the instructions, with a block for most multiprocessors."""
+    heads = -(-torch.cuda.get_device_properties(0).multi_processor_count // 8)
+    for dtype in (torch.float16, torch.bfloat16):
+        given = points(heads=heads, queries=40, keys=600, dtype=dtype, requires_grad=False)
+        for kernel in NAMED:
+            for nodes in (32, 64):
+                call(kernel, f"grid:{nodes}", *given)
+
+
 def causal_grids():
     """Tables in registers, on GPUs that have the instructions; the last chunk is not full."""
     for dtype in (torch.float16, torch.bfloat16):
@@ -142,7 +152,19 @@ def causal_grids():
 
 PARTS = {
     part.__name__: part
-    for part in (relays, coils, walks, long_lines, classes, tiles, chunks, short_sequences, grids, causal_grids)
+    for part in (
+        relays,
+        coils,
+        walks,
+        long_lines,
+        classes,
+        tiles,
+        chunks,
+        short_sequences,
+        grids,
+        collected_grids,
+        causal_grids,
+    )
 }
 
 

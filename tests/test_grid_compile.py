@@ -128,8 +128,8 @@ def test_kernels_of_calls_that_march_compile(dtype, seen, monkeypatch):
     from sortattn.ops.grid.gpu.formula import formula
 
     seen, launched = seen(90), []
-    monkeypatch.setattr(march, "_here", lambda device: True)
-    monkeypatch.setattr(march, "_processors", lambda device: 9)
+    monkeypatch.setattr(march, "here", lambda device: True)
+    monkeypatch.setattr(march, "processors", lambda device: 9)
     for step in (march, finish):
         monkeypatch.setattr(
             step, "direct", lambda kernel, known: lambda grid, block, *rest, shared: launched.append((grid, block))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from .emulation.emulator import AVAILABLE
+
 pytest.importorskip("triton")
 ROOT = Path(__file__).parents[1]
 # the last line of a check, see `interpreted`
@@ -60,6 +62,38 @@ def test_output_and_gradients_are_those_of_the_surrogate(name, dtype, dims, inte
 def test_codes_of_eight_bits_give_the_surrogate(interpret):
     # keys of so many nodes have them where values are bfloat16
     interpret("gradients", "add_riesz", "bfloat16", "16", "40")
+
+
+HOPPER = [
+    ("add_riesz", "float16", "32"),
+    ("add_riesz", "bfloat16", "64"),
+    ("add_bump", "bfloat16", "30"),
+    ("add_laplace", "float16", "64"),
+    ("add_laplace", "bfloat16", "60"),
+    ("add_laplace", "float16", "32"),
+]
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="needs g++ on Linux, and its halves")
+@pytest.mark.parametrize(("name", "dtype", "count"), HOPPER)
+def test_steps_in_cuda_are_those_of_triton(name, dtype, count, interpret):
+    interpret("hopper_steps", name, dtype, "16", count)
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="needs g++ on Linux, and its halves")
+@pytest.mark.parametrize(("name", "dtype", "count"), HOPPER[::3])
+def test_calls_with_steps_in_cuda_give_the_surrogate(name, dtype, count, interpret):
+    interpret("hopper_gradients", name, dtype, "16", count)
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="needs g++ on Linux, and its halves")
+def test_what_exponentials_give_has_any_number_of_channels(interpret):
+    interpret("few_channels")
+
+
+@pytest.mark.skipif(not AVAILABLE, reason="needs g++ on Linux, and its halves")
+def test_samples_are_put_in_order(interpret):
+    interpret("lines_in_order")
 
 
 @pytest.mark.parametrize(("dtype", "dims", "count"), [("float16", "16", "64"), ("bfloat16", "17", "40")])

@@ -103,7 +103,7 @@ def test_large_and_small_values_take_no_digits_from_the_weights(size, power):
 def served(monkeypatch, dtype=torch.float16, length=64, channels=64, count=32, dims=64, name="add_riesz", **other):
     from sortattn.ops.grid.gpu import grid as grid_module
 
-    monkeypatch.setattr(march, "_here", lambda device: True)
+    monkeypatch.setattr(march, "here", lambda device: True)
     monkeypatch.setattr(grid_module, "FAST", True)
     kernel = formula(sortattn.kernels.resolve(name), torch.device("cpu"))
     nodes = torch.zeros(1, dims, Layout(count, dtype).padded)

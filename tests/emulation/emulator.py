@@ -73,7 +73,7 @@ def _library(source: Path, defines: Defines, twins: str | None) -> ctypes.CDLL:
     text = _text(source)
     if twins is not None:
         parts = re.split(r"(?m)^(?=inline |template |struct |extern |constexpr |static_assert|//|#)", text)
-        text = "".join(part for part in parts if not (part.startswith("inline") and "asm" in part))
+        text = "".join(part for part in parts if not (part.startswith(("inline", "template")) and "asm" in part))
     written = {name: body.replace("\\\n", "") for name, body in _MACRO.findall(text)}
 
     def with_launcher(kernel: re.Match) -> str:

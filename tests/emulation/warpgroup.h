@@ -39,6 +39,10 @@ static unsigned pack_short(float x, float y) {
     };
     return rounded(x) | rounded(y) << 16;
 }
+static unsigned times_short(unsigned x, unsigned y) {
+    auto number = [](unsigned bits) { return reinterpret<float>(bits << 16); };
+    return pack_short(number(x) * number(y), number(x >> 16) * number(y >> 16));
+}
 static unsigned above(unsigned s, unsigned t) {
     return pack(std::max(half_of(s, 0) - half_of(t, 0), 0.0f), std::max(half_of(s, 1) - half_of(t, 1), 0.0f));
 }
@@ -99,34 +103,40 @@ static void wait(unsigned at, int parity) {
         change_stacks(&emulator::fibres[from], emulator::fibres[to]);
     }
 }
-static void take_registers() {}
-static void leave_some_registers() {}
-static void leave_most_registers() {}
+template <int NUMBER> void take_registers() {}
+template <int NUMBER> void leave_registers() {}
 
 static void begin_products() {}
 static void end_products() {}
-static void wait_for_products() {}
-static void wait_for_products_but_three() {}
-static void wait_for_products_but_seven() {}
+template <int LAST> void wait_for_products() {}
 template <class N> void hold(N &) {}
-static void multiply(float (&sums)[36], const unsigned (&a)[4], unsigned long long rows) {
-    unsigned(&warp)[32][6] = fragments[emulator::me / 32];
+template <int NUMBER, class Number> void add_products(float (&sums)[NUMBER], const unsigned (&a)[4], unsigned long long rows,
+                                                      Number number) {
+    unsigned (&warp)[32][6] = fragments[emulator::me / 32];
     int lane = emulator::me % 32;
     std::copy(a, a + 4, warp[lane]);
     emulator::wait_for_warp();
     auto field = [=](int shift) { return int(rows >> shift & 0x3fff) * 16; };
     const unsigned char *start = shared_memory + field(0);
     int down = field(16), across = field(32);
-    for (int e = 0; e < 36; ++e) {
+    for (int e = 0; e < NUMBER; ++e) {
         int row = lane / 4 + e / 2 % 2 * 8, column = e / 4 * 8 + lane % 4 * 2 + e % 2;
         float left[16], right[16];
         for (int k = 0; k < 16; ++k) {
-            left[k] = half_of(warp[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2);
-            _Float16 number;
-            std::memcpy(&number, start + k / 8 * down + column / 8 * across + k % 8 * 16 + column % 8 * 2, 2);
-            right[k] = number;
+            left[k] = number(warp[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2] >> k % 2 * 16);
+            unsigned short bits;
+            std::memcpy(&bits, start + k / 8 * down + column / 8 * across + k % 8 * 16 + column % 8 * 2, 2);
+            right[k] = number(bits);
         }
         sums[e] = sum_of_products(sums[e], left, right);
     }
     emulator::wait_for_warp();
+}
+static float as_half(unsigned bits) { return half_of(bits, 0); }
+static float as_short(unsigned bits) { return reinterpret<float>(bits << 16); }
+static void multiply(float (&sums)[36], const unsigned (&a)[4], unsigned long long rows) {
+    add_products(sums, a, rows, as_half);
+}
+static void multiply_short(float (&sums)[36], const unsigned (&a)[4], unsigned long long rows) {
+    add_products(sums, a, rows, as_short);
 }

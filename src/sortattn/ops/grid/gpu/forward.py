@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from . import hopper
 from .collect import collect_rows, count_ramps
 from .formula import Formula
 from .grid import Grid
@@ -76,6 +77,8 @@ def forward(
 
 def collect(grid: Grid, key: Tensor, value: Tensor, weight: Tensor | None, largest: Tensor) -> Tables:
     """The tables of the values and of the weights of keys."""
+    if hopper.collects(grid, key, value, weight):
+        return hopper.collect(grid, key, value, largest)
     parts = []
     for some in rounds(key, grid.place_type):
         part = grid.some(some)

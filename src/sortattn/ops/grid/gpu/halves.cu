@@ -1,4 +1,4 @@
-// Numbers of 16 bits, two in a register, and shared memory, in assembly; a part of march.cu and finish.cu.
+// Numbers of 16 bits, two in a register, and shared memory, in assembly; a part of march.cu, finish.cu and others.
 
 inline unsigned shared_address(const void *memory) {
     unsigned result;

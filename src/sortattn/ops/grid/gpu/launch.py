@@ -9,11 +9,13 @@ import functools
 from collections import Counter
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
 from ....cuda.launch import Kernel
+from ....cuda.support import trouble
 from . import record
 
 
@@ -90,6 +92,12 @@ class _Quick:
     def _again(compiled, programs: tuple[int, int, int], run, rest: tuple, arguments: tuple) -> None:
         run(*arguments, *rest)
         record.launched(compiled, programs, (*arguments, *rest))
+
+
+@functools.cache
+def compiles(device: torch.device) -> bool:
+    """Whether there can be kernels that are not Triton's on a device."""
+    return device.type == "cuda" and trouble(device.index) is None
 
 
 def direct(kernel: Kernel, known: Known | None) -> Callable:

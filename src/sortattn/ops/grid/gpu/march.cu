@@ -140,7 +140,7 @@ struct Slab {
 // a product takes some 250 cycles, of which tensor cores are busy for 36.
 template <int M> inline void add_product(float (&sums)[4][36], unsigned (&own)[4][4], const Weights &weights,
                                          unsigned low, unsigned high, unsigned limit, unsigned long long rows) {
-    wait_for_products_but_three();
+    wait_for_products<3>();
     hold(own[M]);
     weights.make<M>(own[M], low, high, limit);
     begin_products();
@@ -178,7 +178,7 @@ inline void add_keys(const Head &head, int warp, const Scales &scales) {
             add_product<3>(sums, own, weights, low, high, limit, rows);
             rows += 2 * EIGHT >> 4;
         }
-        wait_for_products();
+        wait_for_products<0>();
 #pragma unroll
         for (int m = 0; m < 4; ++m) hold(own[m]);
 #pragma unroll
@@ -228,7 +228,7 @@ inline void multiply_ramps(float (&sums)[36], const unsigned *codes, unsigned ta
 #pragma unroll
             for (int part = 0; part < 4; ++part) {
                 unsigned (&weights)[4] = own[half * 4 + part];
-                wait_for_products_but_seven();
+                wait_for_products<7>();
                 hold(weights);
 #pragma unroll
                 for (int x = 0; x < 2; ++x) {
@@ -243,7 +243,7 @@ inline void multiply_ramps(float (&sums)[36], const unsigned *codes, unsigned ta
             }
         }
     }
-    wait_for_products();
+    wait_for_products<0>();
 #pragma unroll
     for (int i = 0; i < 8; ++i) hold(own[i]);
     hold(sums);
@@ -404,14 +404,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncthreads();
     if (warp < 4 * TABLES) {
-        take_registers();
+        // with two groups that have tables 512 in all, for four threads of different groups
+        take_registers<TABLES == 2 ? 192 : 224>();
         add_keys(head, warp, scales);
     } else if (warp < 4 * TABLES + 4) {
-        leave_some_registers();
+        leave_registers<104>();
         float by = 32768 / (scales.weight * scales.table);
         read_tables(head, {out + unit * length * 8, totals + unit * length, by * scales.sum, by / scales.one});
     } else {
-        leave_most_registers();
+        leave_registers<24>();
         bring(head, blockIdx.x ? nullptr : starts + head_at * chunks * WIDE, scales.sum * power);
     }
 }

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from ....cuda.launch import Kernel
-from ....cuda.support import trouble
 from ....kernels import RIESZ_EPSILON
 from .grid import Grid
 from .language import STATS
-from .launch import direct
+from .launch import compiles, direct
 from .record import empty
 from .starts import WIDE, find_starts
 from .tables import Places
@@ -62,7 +61,7 @@ def serves(grid: Grid, query: Tensor, key: Tensor, value: Tensor, weight: Tensor
         and value.shape[2] == CHANNELS
         and grid.layout.padded in (32, 64)
         and grid.dims * grid.layout.padded % (2 * _ROWS) == 0
-        and _here(query.device)
+        and here(query.device)
     )
 
 
@@ -72,7 +71,7 @@ def march(grid: Grid, queries: Places, keys: Places, key: Tensor, rows: Tensor) 
     starts = find_starts(grid, key, rows, CHUNK)
     lines = grid.dims * grid.layout.padded
     each = lines // (2 * _ROWS)
-    first = divided(problems, each, _processors(rows.get_device()))
+    first = divided(problems, each, processors(rows.get_device()))
     number = (2 * problems - first) * each
     sums = empty(number, length, CHANNELS, dtype=torch.float16, device=rows.device)
     totals, unscale = (empty(number, *shape, device=rows.device) for shape in ((length,), ()))
@@ -140,12 +139,12 @@ def shared_of(padded: int, tables: int, chunk: int) -> int:
 
 
 @functools.cache
-def _here(device: torch.device) -> bool:
-    if device.type != "cuda":
-        return False
-    return torch.cuda.get_device_capability(device) == (9, 0) and trouble(device.index) is None
+def here(device: torch.device) -> bool:
+    """Whether a device has the instructions of warpgroup.cu."""
+    return compiles(device) and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 @functools.cache
-def _processors(device: int) -> int:
+def processors(device: int) -> int:
+    """How many multiprocessors a device has."""
     return torch.cuda.get_device_properties(device).multi_processor_count

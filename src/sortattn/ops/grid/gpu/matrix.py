@@ -8,7 +8,6 @@ from ....kernels import RIESZ_EPSILON
 from .grid import Grid
 from .language import STATS
 from .launch import quick
-from .layout import INTERPRETED
 from .record import empty
 
 
@@ -37,37 +36,118 @@ def exponential(u, numbers, count):
 
 
 @triton.jit
-def _corner(nodes, stats, rate, i, j, kink, A: tl.constexpr, B: tl.constexpr, G: tl.constexpr, GP: tl.constexpr):
-    """What the rectangle with the corner (A, B) at nodes i, j adds there, for a kink of slope one; see `correction`."""
-    row, column = i - A, j - B
-    inside = (row >= 0) & (row < G - 1) & (column >= 0) & (column < G - 1)
-    r, c = tl.minimum(tl.maximum(row, 0), G - 2), tl.minimum(tl.maximum(column, 0), G - 2)
-    s0, s1 = tl.load(nodes + r) * rate, tl.load(nodes + r + 1) * rate
-    t0, t1 = tl.load(nodes + c) * rate, tl.load(nodes + c + 1) * rate
+def _row_crossed(nodes, turn, edge, G: tl.constexpr, POWER: tl.constexpr):
+    """The row of the rectangle that the line `s - t = edge` crosses, of those whose row and column add up to `turn`.
+
+    Of these there is one at most, as `s - t` rises along them; if there is none, it is the row where one would be. From
+    a turn to the next either the row or the column grows by one, also before the first turn and behind the last one.
+    """
+    inner = tl.minimum(tl.maximum(turn, 0), 2 * G - 4)
+    row, last = tl.maximum(inner - (G - 2), 0), tl.minimum(inner, G - 2)
+    for power in tl.static_range(POWER):
+        step = 1 << (POWER - 1 - power)
+        probe = tl.minimum(row + (step - 1), last)
+        below = tl.load(nodes + probe + 1) - tl.load(nodes + inner - probe) <= edge
+        row = tl.where(below, row + step, row)
+    return tl.where(turn < 0, -1, tl.minimum(row, last))
+
+
+@triton.jit
+def _corners(nodes, stats, row, column, edge, jump, rate, G: tl.constexpr, GP: tl.constexpr):
+    """What rectangles add at their four corners for a kink of this jump, see `correction`, and how the line goes on.
+
+    `from_left`: the rectangle of the turn before is in the column before, `to_right`: that of the next one in the next.
+    """
+    inside = (row >= 0) & (column < G - 1)
+    r, c = tl.maximum(row, 0), tl.minimum(column, G - 1)
+    c_next = tl.minimum(column + 1, G - 1)
+    s0, s1 = tl.load(nodes + r), tl.load(nodes + row + 1)
+    t0, t1 = tl.load(nodes + c), tl.load(nodes + c_next)
+    d00, d10, d01, d11 = s0 - t0, s1 - t0, s0 - t1, s1 - t1
+    # compared as in `_row_crossed`, so that both agree where the line goes through a corner
+    from_left, to_right = d00 <= edge, d11 > edge
     across, along = s1 - s0, t1 - t0
-    scale = tl.maximum(across + along, 1e-30)
+    crossed = inside & (d10 > edge) & (d01 < edge) & (across > 0) & (along > 0)
+    scale = tl.maximum(across + along, 1e-37)
     unit = 1 / scale
-    z00, z10 = (s0 - t0 - kink) * unit, (s1 - t0 - kink) * unit
-    z01, z11 = (s0 - t1 - kink) * unit, (s1 - t1 - kink) * unit
-    crossed = inside & (z10 > 0) & (z01 < 0) & (across > 0) & (along > 0)
-    p00, p10, p01, p11 = tl.maximum(z00, 0.0), tl.maximum(z10, 0.0), tl.maximum(z01, 0.0), tl.maximum(z11, 0.0)
-    area = tl.where(crossed, across * along * unit * unit, 1.0)
-    mean = (p10 * p10 * p10 - p00 * p00 * p00 - p11 * p11 * p11 + p01 * p01 * p01) / 6 / area
-    error = tl.minimum(tl.maximum(mean - (p00 + p10 + p01 + p11) / 4, -0.25), 0.0) * scale
+    z00, z10, z01, z11 = (d00 - edge) * unit, (d10 - edge) * unit, (d01 - edge) * unit, (d11 - edge) * unit
+    # where it is crossed, z10 is above zero and z01 below
+    p00, p11 = tl.maximum(z00, 0.0), tl.maximum(z11, 0.0)
+    area = tl.where(crossed, (across * unit) * (along * unit), 1.0)
+    mean = (z10 * z10 * z10 - p00 * p00 * p00 - p11 * p11 * p11) / (6 * area)
+    error = tl.minimum(tl.maximum(mean - (p00 + z10 + p11) / 4, -0.25), 0.0) * (scale * rate)
     w00, w10 = tl.maximum(1 - 2 * tl.abs(z00), 0.0), tl.maximum(1 - 2 * tl.abs(z10), 0.0)
     w01, w11 = tl.maximum(1 - 2 * tl.abs(z01), 0.0), tl.maximum(1 - 2 * tl.abs(z11), 0.0)
-    if A == 0 and B == 0:
-        share = w00
-    elif A == 1 and B == 0:
-        share = w10
-    elif A == 0:
-        share = w01
-    else:
-        share = w11
-    share = share / tl.maximum(w00 + w10 + w01 + w11, 1e-9)
-    parts = tl.load(stats + (1 + A) * GP + r) * tl.load(stats + (1 + B) * GP + c)
     spread = tl.sqrt(tl.load(stats + r) * tl.load(stats + c))
-    return tl.where(crossed, error * spread * share * parts, 0.0)
+    whole = jump * error * spread / tl.maximum(w00 + w10 + w01 + w11, 1e-9)
+    whole = tl.where(crossed, whole, 0.0)
+    row_start, row_end = whole * tl.load(stats + GP + r), whole * tl.load(stats + 2 * GP + r)
+    start, end = tl.load(stats + GP + c), tl.load(stats + 2 * GP + c)
+    e00, e10 = w00 * row_start * start, w10 * row_end * start
+    e01, e11 = w01 * row_start * end, w11 * row_end * end
+    return e00, e10, e01, e11, from_left, to_right
+
+
+@triton.jit
+def _correct(
+    nodes,
+    stats,
+    phi,
+    first,
+    edge,
+    jump,
+    rate,
+    G: tl.constexpr,
+    POWER: tl.constexpr,
+    ROWS: tl.constexpr,
+    TURNS: tl.constexpr,
+):
+    """Adds the correction for a kink beside zero to ROWS rows of `phi (GP, GP)`, from the first one given.
+
+    The line goes up through the rectangles, from (row, column) to the next row or the next column: one for every sum of
+    the two, a turn. At the corners below (row + 1, column) and above it (row, column + 1) nothing but this rectangle,
+    the one before and the next one adds anything, so that all turns are taken at a time and no corner is met twice.
+    """
+    GP: tl.constexpr = 1 << POWER
+    k = tl.arange(0, TURNS)
+    begin, end = first - 1, tl.minimum(2 * G - 3, first + ROWS + G - 2)
+    # neighbours are looked up within a block: the last two turns of one are the first two of the next
+    for start in range(begin, end, TURNS - 2):
+        turn = start + k
+        row = _row_crossed(nodes, turn, edge, G, POWER)
+        near = True
+        if GP > ROWS:
+            near = (tl.max(row, 0) >= first - 1) & (tl.min(row, 0) < first + ROWS)
+        if near:
+            column = turn - row
+            own = (k < TURNS - 1) & ((k > 0) | (turn == begin))
+            has_lower = own & (row + 1 >= first) & (row + 1 < first + ROWS) & (column < G)
+            has_upper = own & (row >= first) & (row < first + ROWS) & (column < G - 1)
+            lower, upper = phi + (row + 1) * GP + column, phi + row * GP + column + 1
+            low, high = tl.load(lower, mask=has_lower, other=0.0), tl.load(upper, mask=has_upper, other=0.0)
+            e00, e10, e01, e11, from_left, to_right = _corners(nodes, stats, row, column, edge, jump, rate, G, GP)
+            before = tl.where(k > 0, tl.gather(e11, tl.maximum(k - 1, 0), 0), 0.0)
+            behind = tl.gather(e00, tl.minimum(k + 1, TURNS - 1), 0)
+            tl.store(lower, low + (e10 + tl.where(from_left, before, 0.0) + tl.where(to_right, 0.0, behind)), has_lower)
+            tl.store(
+                upper, high + (e01 + tl.where(from_left, 0.0, before) + tl.where(to_right, behind, 0.0)), has_upper
+            )
+
+
+@triton.jit
+def _plain(i, j, nodes, tau, numbers, count, epsilon, G: tl.constexpr, DECAYS: tl.constexpr, RIESZ: tl.constexpr):
+    """The kernel between nodes i and j of one dimension, without any correction."""
+    # the second one is loaded for all i: then a thread has a row, and sums along it take fewer instructions
+    s, t = tl.load(nodes + tl.minimum(i, G - 1)), tl.load(nodes + tl.minimum(j + 0 * i, G - 1))
+    if RIESZ:
+        # |s| + |t| - |s - t|: twice the smaller one where the signs agree
+        least = tl.minimum(tl.abs(s), tl.abs(t))
+        value = tl.where(s * t > 0, least * (2 / tau), 0.0) + epsilon
+    elif DECAYS:
+        value = exponential((s - t) * (1 / tau), numbers, count)
+    else:
+        value = spline((s - t) * (1 / tau), numbers, count)
+    return value
 
 
 @triton.jit
@@ -88,16 +168,7 @@ def between(
     RIESZ: tl.constexpr,
 ):
     """`Phi_ij` of one dimension, with the correction for a kink at zero; zero beyond G."""
-    # the second one is loaded for all i: then a thread has a row, and sums along it take fewer instructions
-    s, t = tl.load(nodes + tl.minimum(i, G - 1)), tl.load(nodes + tl.minimum(j + 0 * i, G - 1))
-    if RIESZ:
-        # |s| + |t| - |s - t|: twice the smaller one where the signs agree
-        least = tl.minimum(tl.abs(s), tl.abs(t))
-        value = tl.where(s * t > 0, least * (2 / tau), 0.0) + epsilon
-    elif DECAYS:
-        value = exponential((s - t) * (1 / tau), numbers, count)
-    else:
-        value = spline((s - t) * (1 / tau), numbers, count)
+    value = _plain(i, j, nodes, tau, numbers, count, epsilon, G, DECAYS, RIESZ)
     jump = 0.0
     for k in range(0, jumps):
         jump += tl.where(tl.load(kinks + k) == 0, tl.load(kinks + jumps + k), 0.0)
@@ -156,41 +227,46 @@ def matrix_kernel(
     epsilon,
     D: tl.constexpr,
     G: tl.constexpr,
-    GP: tl.constexpr,
-    BLOCK: tl.constexpr,
+    POWER: tl.constexpr,
+    ROWS: tl.constexpr,
+    TALL: tl.constexpr,
     DECAYS: tl.constexpr,
     RIESZ: tl.constexpr,
-    BESIDE: tl.constexpr,
 ):
-    """A block of `phi (P * D, GP, GP)`, zero beyond G; `largest (P)` is raised to the largest of it.
+    """ROWS rows of `phi (P * D, GP, GP)`, zero beyond G; `largest (P)` is raised to the largest of them.
 
-    BESIDE: there are kinks that are not at zero.
+    Corrections touch few places, in memory. They may make the largest number less, so that it is looked for at the end.
     """
+    GP: tl.constexpr = 1 << POWER
     at = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
-    j = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    first = tl.program_id(1) * ROWS
     line, cells = nodes + at * GP, stats + at * STATS * GP
     tau = tl.load(bandwidth + at // D)
-    value = between(i, j, line, cells, tau, numbers, kinks, count, jumps, epsilon, G, GP, DECAYS, RIESZ)
-    if BESIDE:
-        for k in range(0, jumps):
-            kink, jump = tl.load(kinks + k), tl.load(kinks + jumps + k)
-            # most blocks are not near the line
-            i0, j0 = tl.program_id(1) * BLOCK, tl.program_id(2) * BLOCK
-            s_least, t_least = tl.load(line + tl.maximum(i0 - 1, 0)), tl.load(line + tl.maximum(j0 - 1, 0))
-            s_most, t_most = (
-                tl.load(line + tl.minimum(i0 + BLOCK, G - 1)),
-                tl.load(line + tl.minimum(j0 + BLOCK, G - 1)),
-            )
-            if (kink != 0) & (s_most - t_least >= kink * tau) & (s_least - t_most <= kink * tau):
-                extra = _corner(line, cells, 1 / tau, i, j, kink, 0, 0, G, GP)
-                extra += _corner(line, cells, 1 / tau, i, j, kink, 1, 0, G, GP)
-                extra += _corner(line, cells, 1 / tau, i, j, kink, 0, 1, G, GP)
-                extra += _corner(line, cells, 1 / tau, i, j, kink, 1, 1, G, GP)
-                value += tl.where((i < G) & (j < G), jump * extra, 0.0)
-    tl.store(phi + at * GP * GP + i * GP + j, value)
-    bits = tl.abs(value).to(tl.int32, bitcast=True)
-    tl.atomic_max(largest + at // D, tl.max(tl.max(bits, 1), 0))
+    out = phi + at * GP * GP
+    i, j = tl.arange(0, TALL)[:, None], tl.arange(0, ROWS)[None, :]
+    for i0 in range(first, first + ROWS, TALL):
+        for j0 in range(0, GP, ROWS):
+            value = _plain(i0 + i, j0 + j, line, tau, numbers, count, epsilon, G, DECAYS, RIESZ)
+            if G < GP:
+                value = tl.where((i0 + i < G) & (j0 + j < G), value, 0.0)
+            tl.store(out + (i0 + i) * GP + j0 + j, value)
+    for k in range(0, jumps):
+        kink, jump = tl.load(kinks + k), tl.load(kinks + jumps + k)
+        # other threads have written what is read now
+        tl.debug_barrier()
+        if kink == 0:
+            row = first + tl.arange(0, ROWS)
+            value = tl.load(out + row * (GP + 1)) - jump * tl.load(cells + (STATS - 1) * GP + row)
+            tl.store(out + row * (GP + 1), value, mask=row < G)
+        else:
+            _correct(line, cells, out, first, kink * tau, jump, 1 / tau, G, POWER, ROWS, 2 * ROWS)
+    tl.debug_barrier()
+    most = tl.zeros((TALL, ROWS), tl.int32)
+    for i0 in range(first, first + ROWS, TALL):
+        for j0 in range(0, GP, ROWS):
+            value = tl.load(out + (i0 + i) * GP + j0 + j)
+            most = tl.maximum(most, tl.abs(value).to(tl.int32, bitcast=True))
+    tl.atomic_max(largest + at // D, tl.max(tl.max(most, 1), 0), sem="relaxed")
 
 
 def between_nodes(grid: Grid, largest: Tensor) -> Tensor | None:
@@ -201,10 +277,9 @@ def between_nodes(grid: Grid, largest: Tensor) -> Tensor | None:
 def matrix(grid: Grid, largest: Tensor) -> Tensor:
     """`Phi_gg (P, D, GP, GP)`; raises `largest (P)` to its largest number."""
     padded = grid.layout.padded
-    # small blocks fit into the registers, and more of them are far from all kinks beside zero
-    block = padded if INTERPRETED else 16 if grid.formula.beside else min(padded, 32)
+    rows = min(padded, 64)
     phi = empty(grid.problems, grid.dims, padded, padded, device=grid.nodes.device)
-    quick(matrix_kernel, grid.launches)[(grid.problems * grid.dims, padded // block, padded // block)](
+    quick(matrix_kernel, grid.launches)[(grid.problems * grid.dims, padded // rows)](
         grid.nodes,
         grid.stats,
         grid.bandwidth,
@@ -217,11 +292,11 @@ def matrix(grid: Grid, largest: Tensor) -> Tensor:
         RIESZ_EPSILON,
         D=grid.dims,
         G=grid.layout.count,
-        GP=padded,
-        BLOCK=block,
+        POWER=padded.bit_length() - 1,
+        ROWS=rows,
+        TALL=min(rows, 32),
         DECAYS=grid.formula.decays,
         RIESZ=grid.formula.riesz,
-        BESIDE=grid.formula.beside,
-        num_warps=2 if grid.formula.beside else 4,
+        num_warps=4,
     )
     return phi

@@ -5,6 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ....kernels import RIESZ_EPSILON
+from . import decay
 from .grid import Grid
 from .language import STATS
 from .launch import quick
@@ -212,6 +213,9 @@ def transform(
     # in float32 it was not tried on a GPU
     if formula.riesz and changes and not grid.hats and grid.layout.narrow:
         _add_up(grid, tables, readable, factor)
+        return readable
+    if changes and decay.serves(grid):
+        decay.change_levels(grid, tables, readable, factor, apart)
         return readable
     programs = (grid.problems * grid.dims, padded // block, count_blocks(channels, wide))
     quick(transform_kernel, grid.launches, changes, transposed, apart)[programs](

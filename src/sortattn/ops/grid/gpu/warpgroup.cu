@@ -1,4 +1,5 @@
-// Hopper's instructions for four warps at a time, in assembly; a part of march.cu. Needs sm_90a.
+// Hopper's instructions for four warps at a time, in assembly; a part of march.cu and collect.cu. Needs
+// sm_90a.
 
 #include "halves.cu"
 
@@ -40,7 +41,23 @@ inline unsigned multiply_add_high(unsigned factors, unsigned x, unsigned z) {
         : "r"(factors), "r"(x), "r"(z));
     return result;
 }
-// ---- barriers in shared memory
+// Two products, of halves and of bfloat16.
+inline unsigned times(unsigned x, unsigned y) {
+    unsigned result;
+    asm("mul.f16x2 %0, %1, %2;" : "=r"(result) : "r"(x), "r"(y));
+    return result;
+}
+inline unsigned times_short(unsigned x, unsigned y) {
+    unsigned result;
+    asm("mul.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(x), "r"(y));
+    return result;
+}
+// ---- barriers
+
+// of some warps
+inline void barrier(int number, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
 
 // what this thread has written is seen by tensor cores
 inline void show() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -61,19 +78,22 @@ inline void wait(unsigned at, int parity) {
 }
 // ---- registers
 
-// With two groups that have tables 512 in all, for four threads of different groups.
-inline void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(TABLES == 2 ? 192 : 224)); }
-inline void leave_some_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 104;"); }
-inline void leave_most_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 24;"); }
+// So many for a thread: more than before, or fewer.
+template <int NUMBER> inline void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(NUMBER));
+}
+template <int NUMBER> inline void leave_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(NUMBER));
+}
 
 // ---- products
 
 inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 inline void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// all of them, or but the last ones that were begun
-inline void wait_for_products() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
-inline void wait_for_products_but_three() { asm volatile("wgmma.wait_group.sync.aligned 3;" ::: "memory"); }
-inline void wait_for_products_but_seven() { asm volatile("wgmma.wait_group.sync.aligned 7;" ::: "memory"); }
+// all but the last ones that were begun
+template <int LAST> inline void wait_for_products() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LAST) : "memory");
+}
 // Nothing is read from or written to these registers by what stands on the other side of this line.
 inline void hold(unsigned (&x)[4]) { asm volatile("" : "+r"(x[0]), "+r"(x[1]), "+r"(x[2]), "+r"(x[3])::"memory"); }
 inline void hold(float (&x)[36]) {
@@ -98,6 +118,20 @@ inline void multiply(float (&sums)[36], const unsigned (&a)[4], unsigned long lo
           "+f"(sums[26]), "+f"(sums[27]), "+f"(sums[28]), "+f"(sums[29]), "+f"(sums[30]), "+f"(sums[31]),
           "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
+}
+// the same of bfloat16
+inline void multiply_short(float (&sums)[36], const unsigned (&a)[4], unsigned long long rows) {
+    asm volatile("{.reg .pred p; setp.eq.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n72k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
+                 "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "
+                 "%35}, {%36, %37, %38, %39}, %40, p, 1, 1, 1;}"
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), "+f"(sums[4]), "+f"(sums[5]),
+                   "+f"(sums[6]), "+f"(sums[7]), "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),
+                   "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]), "+f"(sums[16]), "+f"(sums[17]),
+                   "+f"(sums[18]), "+f"(sums[19]), "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]),
+                   "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]), "+f"(sums[28]), "+f"(sums[29]),
+                   "+f"(sums[30]), "+f"(sums[31]), "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
 }
 // Where such rows begin: `down` bytes from 8 rows to the next ones, 128 from 8 columns to the next.
 inline unsigned long long rows_at(unsigned at, int down) {

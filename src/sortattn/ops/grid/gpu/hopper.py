@@ -1,0 +1,81 @@
+"""Keys to nodes on Hopper, without places in memory: launches of collect.cu."""
+
+import functools
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ....cuda.launch import Kernel
+from .grid import Grid
+from .language import STATS
+from .launch import direct
+from .march import CHANNELS, here, processors
+from .record import empty
+from .tables import Tables
+
+# dimensions of a block
+_DIMS = 8
+_STAGES = 4
+_SOURCE = Path(__file__).with_name("collect.cu")
+
+
+def collects(grid: Grid, key: Tensor, rows: Tensor, weight: Tensor | None) -> bool:
+    """Whether keys, their rows and weights are of the kind that collect.cu is written for, and enough of them."""
+    return (
+        grid.changes
+        and not grid.chunked
+        and grid.layout.narrow
+        and grid.layout.padded in (32, 64)
+        and grid.dims % _DIMS == 0
+        and key.shape[1] > 0
+        and key.dtype == rows.dtype == grid.layout.dtype
+        and rows.shape[2] == CHANNELS
+        and weight is None
+        # they are read where they are, sixteen bytes at a time
+        and key.data_ptr() % 16 == 0
+        and rows.data_ptr() % 16 == 0
+        and here(key.device)
+        # a block has all keys of a head: there should be one for most multiprocessors
+        and 4 * grid.problems * grid.dims // _DIMS >= 3 * processors(key.get_device())
+    )
+
+
+def collect(grid: Grid, key: Tensor, rows: Tensor, largest: Tensor) -> Tables:
+    """The tables of `rows (P, N, 64)` and of the weights of keys, as `forward.collect` makes them."""
+    problems, length, dims = key.shape
+    padded = grid.layout.padded
+    table = empty(problems, dims, padded, CHANNELS, device=key.device)
+    counts = empty(problems, dims, padded, device=key.device)
+    direct(kernel_of(padded, grid.factored, key.dtype == torch.bfloat16), grid.launches)(
+        (dims // _DIMS, problems),
+        512,
+        key,
+        rows,
+        grid.nodes,
+        grid.stats,
+        grid.bandwidth,
+        table,
+        counts,
+        largest,
+        length,
+        dims,
+        grid.layout.count,
+        shared=shared_of(padded, grid.factored),
+    )
+    return Tables(table, counts, counts, largest, length, None, weighted=grid.factored)
+
+
+@functools.cache
+def kernel_of(padded: int, factored: bool, short: bool) -> Kernel:
+    """For so many nodes, with `factored` weights or not; `short` for bfloat16."""
+    numbers = {"GP": padded, "FACTORED": int(factored), "SHORT": int(short), "STATS": STATS.value}
+    defines = (*numbers.items(), ("SHARED", shared_of(padded, factored)))
+    return Kernel(_SOURCE, "collect", defines, exactly=True)
+
+
+def shared_of(padded: int, factored: bool) -> int:
+    """Bytes of shared memory: stages of keys, what is looked up, barriers."""
+    keys, looked_up = 8192 // padded, 4 * padded * (16 if factored else 8) + 8
+    stage = keys // 8 * (CHANNELS + 8) * 16 + (2 if factored else 1) * _DIMS * 2 * keys
+    return _STAGES * (stage + 16) + _DIMS * looked_up
