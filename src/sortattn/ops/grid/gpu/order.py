@@ -1,6 +1,6 @@
 """The samples that nodes are placed along, in order: launches of order.cu.
 
-Triton can sort a line too, which takes its compiler half a minute, and a GPU three times as long.
+Triton can sort a line too, which takes its compiler several times as long, and a GPU twice as long.
 """
 
 import functools
