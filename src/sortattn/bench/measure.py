@@ -29,16 +29,18 @@ def measure(
     """Milliseconds per call, one sample a round, for every call of `calls`, each round going through all of them.
 
     A sample is the mean of `repeats` calls, as `warm_up` finds them. Stops after `rounds` rounds, or when `budget`
-    seconds have passed, but not before three rounds. `on_round` hears how many rounds are done.
+    seconds have passed, but not before three rounds. `on_round` hears how many rounds are done. Every round begins with
+    another call, as what is measured right after a call that heats the machine takes longer.
     """
-    started = time.perf_counter()
+    started, names = time.perf_counter(), list(calls)
     samples: dict[Name, list[float]] = {name: [] for name in calls}
     for done in range(rounds):
         on_round(done)
         if done >= LEAST_ROUNDS and time.perf_counter() - started > budget:
             break
-        for name, call in calls.items():
-            samples[name].append(sample(call, repeats[name], device))
+        first = done % max(1, len(names))
+        for name in names[first:] + names[:first]:
+            samples[name].append(sample(calls[name], repeats[name], device))
     return samples
 
 
