@@ -28,7 +28,7 @@ from sortattn.ops.grid.surrogate import slope_jumps
 from . import compiled, surrogate
 from .cases import Shape, assert_close, cotangent, draw, leaves
 from .emulation.emulator import EmulatedKernel
-from .interpreted_hopper import emulated, few_channels, hopper_steps, lines_in_order
+from .interpreted_hopper import emulated, far_nodes, few_channels, hopper_steps, lines_in_order, many_keys
 from .interpreted_places import places, words
 
 # nothing else prints such a line
@@ -472,6 +472,8 @@ CHECKS = {
         words,
         hopper_steps,
         hopper_gradients,
+        many_keys,
+        far_nodes,
         few_channels,
         lines_in_order,
         factored,

@@ -136,7 +136,7 @@ def collected_grids():
     """Keys to nodes in CUDA, on GPUs that have the instructions, with a block for most multiprocessors."""
     heads = -(-torch.cuda.get_device_properties(0).multi_processor_count // 8)
     for dtype in (torch.float16, torch.bfloat16):
-        given = points(heads=heads, queries=40, keys=600, dtype=dtype, requires_grad=False)
+        given = points(heads=heads, queries=40, keys=1300, dtype=dtype, requires_grad=False)
         for kernel in NAMED:
             for nodes in (32, 64):
                 call(kernel, f"grid:{nodes}", *given)

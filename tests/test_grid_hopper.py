@@ -38,7 +38,7 @@ def test_other_steps_compile_for_all_architectures(kernel, architecture):
 
 
 def served(
-    monkeypatch, dtype=torch.float16, keys=64, channels=64, count=32, dims=64, heads=14, name="add_riesz", **rest
+    monkeypatch, dtype=torch.float16, keys=64, channels=64, count=32, dims=64, heads=16, name="add_riesz", **rest
 ):
     monkeypatch.setattr(hopper, "here", lambda device: True)
     monkeypatch.setattr(hopper, "processors", lambda device: 132)
@@ -53,18 +53,19 @@ def test_keys_to_nodes_serve_calls_of_their_kind_alone(monkeypatch):
     for name in ("add_riesz", "add_laplace", "add_bump"):
         assert served(monkeypatch, name=name)
         assert served(monkeypatch, name=name, count=64, dtype=torch.bfloat16, keys=7)
-    unaligned = torch.zeros(1 + 14 * 64 * 64, dtype=torch.float16)[1:].view(14, 64, 64)
+    unaligned = torch.zeros(1 + 16 * 64 * 64, dtype=torch.float16)[1:].view(16, 64, 64)
     others = (
         {"dtype": torch.float32},
-        {"rows": torch.zeros(14, 64, 64, dtype=torch.bfloat16)},
+        {"rows": torch.zeros(16, 64, 64, dtype=torch.bfloat16)},
         {"keys": 0},
         {"channels": 32},
         {"count": 12},
         {"count": 72},
         {"dims": 68},
         {"heads": 2},
+        {"heads": 18},
         {"chunked": True},
-        {"weight": torch.ones(14, 64)},
+        {"weight": torch.ones(16, 64)},
         {"key": unaligned},
         {"rows": unaligned},
     )
@@ -80,7 +81,7 @@ def test_calls_on_hopper_are_near_those_of_triton_and_have_the_same_bits(count, 
     called, run = [], hopper.collect
     monkeypatch.setattr(hopper, "collect", lambda *what: called.append(0) or run(*what))
     heads = -(-torch.cuda.get_device_properties(device).multi_processor_count // 8)
-    points = [part.to(device) for part in draw(Shape((heads,), 300, 1000, 64, 64), dtype)]
+    points = [part.to(device) for part in draw(Shape((heads,), 300, 4500, 64, 64), dtype)]
     # in some dimensions bins have two nodes
     points[1][:, 7, :40] = 1000
 

@@ -76,7 +76,7 @@ HOPPER = [
 
 @pytest.mark.skipif(not AVAILABLE, reason="needs g++ on Linux, and its halves")
 @pytest.mark.parametrize(("name", "dtype", "count"), HOPPER)
-def test_steps_in_cuda_are_those_of_triton(name, dtype, count, interpret):
+def test_steps_in_cuda_are_those_of_the_definition_and_of_triton(name, dtype, count, interpret):
     interpret("hopper_steps", name, dtype, "16", count)
 
 
@@ -86,14 +86,11 @@ def test_calls_with_steps_in_cuda_give_the_surrogate(name, dtype, count, interpr
     interpret("hopper_gradients", name, dtype, "16", count)
 
 
+# more keys than stages hold; nodes far from all keys; channels that fill no block, or two; samples in order
 @pytest.mark.skipif(not AVAILABLE, reason="needs g++ on Linux, and its halves")
-def test_what_exponentials_give_has_any_number_of_channels(interpret):
-    interpret("few_channels")
-
-
-@pytest.mark.skipif(not AVAILABLE, reason="needs g++ on Linux, and its halves")
-def test_samples_are_put_in_order(interpret):
-    interpret("lines_in_order")
+@pytest.mark.parametrize("check", ["many_keys", "far_nodes", "few_channels", "lines_in_order"])
+def test_steps_in_cuda_are_right_elsewhere_too(check, interpret):
+    interpret(check)
 
 
 @pytest.mark.parametrize(("dtype", "dims", "count"), [("float16", "16", "64"), ("bfloat16", "17", "40")])

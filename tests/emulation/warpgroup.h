@@ -110,8 +110,7 @@ static void begin_products() {}
 static void end_products() {}
 template <int LAST> void wait_for_products() {}
 template <class N> void hold(N &) {}
-template <int NUMBER, class Number> void add_products(float (&sums)[NUMBER], const unsigned (&a)[4], unsigned long long rows,
-                                                      Number number) {
+template <class Number> void add_products(float (&sums)[36], const unsigned (&a)[4], unsigned long long rows, Number number) {
     unsigned (&warp)[32][6] = fragments[emulator::me / 32];
     int lane = emulator::me % 32;
     std::copy(a, a + 4, warp[lane]);
@@ -119,7 +118,7 @@ template <int NUMBER, class Number> void add_products(float (&sums)[NUMBER], con
     auto field = [=](int shift) { return int(rows >> shift & 0x3fff) * 16; };
     const unsigned char *start = shared_memory + field(0);
     int down = field(16), across = field(32);
-    for (int e = 0; e < NUMBER; ++e) {
+    for (int e = 0; e < 36; ++e) {
         int row = lane / 4 + e / 2 % 2 * 8, column = e / 4 * 8 + lane % 4 * 2 + e % 2;
         float left[16], right[16];
         for (int k = 0; k < 16; ++k) {

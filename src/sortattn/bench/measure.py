@@ -1,6 +1,7 @@
 """How long the contenders take, measured in turn so that a busy machine slows all of them alike."""
 
 import math
+import random
 import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import TypeVar
@@ -29,17 +30,16 @@ def measure(
     """Milliseconds per call, one sample a round, for every call of `calls`, each round going through all of them.
 
     A sample is the mean of `repeats` calls, as `warm_up` finds them. Stops after `rounds` rounds, or when `budget`
-    seconds have passed, but not before three rounds. `on_round` hears how many rounds are done. Every round begins with
-    another call, as what is measured right after a call that heats the machine takes longer.
+    seconds have passed, but not before three rounds. `on_round` hears how many rounds are done. Every round has its
+    own order, so that no call always comes right after one that heats the machine.
     """
-    started, names = time.perf_counter(), list(calls)
+    started = time.perf_counter()
     samples: dict[Name, list[float]] = {name: [] for name in calls}
     for done in range(rounds):
         on_round(done)
         if done >= LEAST_ROUNDS and time.perf_counter() - started > budget:
             break
-        first = done % max(1, len(names))
-        for name in names[first:] + names[:first]:
+        for name in random.Random(done).sample(list(calls), len(calls)):
             samples[name].append(sample(calls[name], repeats[name], device))
     return samples
 

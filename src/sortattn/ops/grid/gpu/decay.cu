@@ -41,14 +41,17 @@ struct Channel {
         return fmaf(size, sum, cells[0].extra * shares[0]);
     }
 
-    // Hands the change of F behind every node but the last one to `take`.
+    // Hands F at every node and the change behind it to `take`: of weights above zero F is a sum of such, however
+    // small.
     template <class Take> void walk_up(Take take) const {
         float upto = shares[0], extra = cells[0].extra * upto;
 #pragma unroll 8
-        for (int i = 0; i < GP - 1; ++i) {
-            float share = shares[(i + 1) * COLUMNS], next = cells[i + 1].extra * share;
-            float change = fmaf(size * cells[i].rest, behind[(i + 1) * COLUMNS] - upto, next - extra);
-            take(i, i < count - 1 ? change : 0);
+        for (int i = 0; i < GP; ++i) {
+            bool last = i == GP - 1;
+            float share = last ? 0 : shares[(i + 1) * COLUMNS], next = last ? 0 : cells[i + 1].extra * share;
+            float rest = last ? 0 : behind[(i + 1) * COLUMNS];
+            float change = fmaf(size * cells[i].rest, rest - upto, next - extra);
+            take(i, fmaf(size, fmaf(cells[i].fall, rest, upto), extra), i < count - 1 ? change : 0);
             upto = fmaf(cells[i].fall, upto, share), extra = next;
         }
     }
@@ -86,8 +89,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int k = 0; k < jumps; ++k) jump += kinks[k] == 0 ? kinks[jumps + k] : 0;
     for (int i = thread; i < GP; i += THREADS) {
         const float *node = nodes + line * GP + i;
-        float rest = i < count - 1 ? -expm1f((node[0] - node[1]) / bandwidth[head]) : 0;
-        cells[i] = {1 - rest, rest, i < count ? -jump * stats[(line * STATS + STATS - 1) * GP + i] : 0};
+        float step = i < count - 1 ? (node[0] - node[1]) / bandwidth[head] : 0;
+        cells[i] = {expf(step), -expm1f(step), i < count ? -jump * stats[(line * STATS + STATS - 1) * GP + i] : 0};
     }
     // a number that nothing of the head exceeds, see `bound` in matrix.py
     float most = 2 * fabsf(size) * __int_as_float(largest[head]) * fabsf(scalar) * (2.0f * GP);
@@ -102,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         // behind the last node there is no change: F at the first one stands there
         unsigned start = pack(first * scale, 0);
         Levels levels(unpack(start).x);
-        own.walk_up([&](int i, float change) {
+        own.walk_up([&](int i, float, float change) {
             change *= scalar * scale;
             if (APART)
                 to[i * ROW] = pack(change, 0);
@@ -111,16 +114,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             else
                 levels.change = change;
         });
-        if (!APART) to[(GP - 2) * ROW] = GP == count ? pack(levels.next(0), 0) : 0;
         to[(GP - 1) * ROW] = start;
     } else if (thread == CHANNELS && blockIdx.y == 0) {
         if (line % dims == 0) unscale[head] = 1 / scale;
         float2 *to = reinterpret_cast<float2 *>(normaliser + line * GP * 2);
-        float level = own.walk_down<1>(counts + line * GP);
-        own.walk_up([&](int i, float change) {
-            to[i] = {level * scalar, change * scalar};
-            level += change;
-        });
-        to[GP - 1] = {level * scalar, 0};
+        own.walk_down<1>(counts + line * GP);
+        own.walk_up([&](int i, float level, float change) { to[i] = {level * scalar, change * scalar}; });
     }
 }

@@ -10,6 +10,7 @@ from ....cuda.launch import Kernel
 from .grid import Grid
 from .language import STATS
 from .launch import direct
+from .layout import count_blocks
 from .march import CHANNELS, here, processors
 from .record import empty
 from .tables import Tables
@@ -36,9 +37,17 @@ def collects(grid: Grid, key: Tensor, rows: Tensor, weight: Tensor | None) -> bo
         and key.data_ptr() % 16 == 0
         and rows.data_ptr() % 16 == 0
         and here(key.device)
-        # a block has all keys of a head: there should be one for most multiprocessors
-        and 4 * grid.problems * grid.dims // _DIMS >= 3 * processors(key.get_device())
+        and _fills(grid.problems * grid.dims // _DIMS, processors(key.get_device()))
     )
+
+
+def _fills(blocks: int, processors: int) -> bool:
+    """Whether waves of blocks, each of which has all keys of a head, are three quarters full.
+
+    >>> _fills(96, 132), _fills(132, 132), _fills(140, 132), _fills(384, 132)
+    (False, True, False, True)
+    """
+    return 4 * blocks >= 3 * processors * count_blocks(blocks, processors)
 
 
 def collect(grid: Grid, key: Tensor, rows: Tensor, largest: Tensor) -> Tables:

@@ -54,11 +54,6 @@ inline unsigned times_short(unsigned x, unsigned y) {
 }
 // ---- barriers
 
-// of some warps
-inline void barrier(int number, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
-
 // what this thread has written is seen by tensor cores
 inline void show() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
