@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
@@ -249,3 +251,31 @@ def test_a_program_has_no_more_points_than_its_integers_can_count():
     span, splits = layout.split_length(10_000_000, 1000, 256)
     assert span * 512 < 1 << 31
     assert span * (splits - 1) < 10_000_000 <= span * splits
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 5000), st.integers(0, 6), st.integers(0, 6)).map(
+            lambda part: (part[0], min(part[1:]), max(part[1:]))
+        ),
+        max_size=9,
+    )
+)
+def test_what_is_needed_at_the_same_time_lies_apart(parts):
+    from sortattn.ops.grid.gpu.record import arranged
+
+    offsets, memory = arranged(parts)
+    for at, (size, first, last) in enumerate(parts):
+        assert offsets[at] % 512 == 0
+        assert offsets[at] + size <= memory
+        for other in range(at):
+            wide, begin, end = parts[other]
+            apart = offsets[at] + size <= offsets[other] or offsets[other] + wide <= offsets[at]
+            assert apart or last < begin or end < first
+
+
+def test_small_parts_lie_where_a_large_one_was():
+    from sortattn.ops.grid.gpu.record import arranged
+
+    # a table is gone before places are made
+    assert arranged([(1 << 10, 0, 1), (4 << 10, 0, 1), (1 << 10, 1, 3), (16 << 10, 2, 3)])[1] == 17 << 10

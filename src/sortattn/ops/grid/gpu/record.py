@@ -192,11 +192,15 @@ class _Ranges:
 def arranged(parts: list[tuple[int, int, int]]) -> tuple[list[int], int]:
     """Where parts of `(bytes, first turn, last turn)` lie, and how much memory they need: none where another is needed.
 
+    The largest ones are placed first: what is small finds room between them.
+
     >>> arranged([(512, 0, 1), (1024, 1, 2), (512, 2, 3)])
-    ([0, 512, 0], 1536)
+    ([1024, 0, 1024], 1536)
     """
+    offsets = [0] * len(parts)
     placed: list[tuple[int, int, int, int]] = []
-    for size, first, last in parts:
+    for at in sorted(range(len(parts)), key=lambda at: -parts[at][0]):
+        size, first, last = parts[at]
         offset = 0
         for start, stop, *turns in sorted(placed):
             if turns[0] > last or first > turns[1]:
@@ -204,8 +208,9 @@ def arranged(parts: list[tuple[int, int, int]]) -> tuple[list[int], int]:
             if offset + size <= start:
                 break
             offset = max(offset, stop)
+        offsets[at] = offset
         placed.append((offset, offset + -(-size // _ALIGN) * _ALIGN, first, last))
-    return [offset for offset, *_ in placed], max((stop for _, stop, *_ in placed), default=0)
+    return offsets, max((stop for _, stop, *_ in placed), default=0)
 
 
 def straight(compiled, programs: tuple[int, int, int]) -> Callable:
