@@ -1,4 +1,4 @@
-"""The grid in Triton: places between nodes, ramps and hats made in registers, products on tensor cores."""
+"""The grid in Triton, some steps in CUDA: places between nodes, ramps and hats made in registers, tensor cores."""
 
 import os
 import sys
