@@ -24,7 +24,15 @@ from sortattn.ops.grid.gpu.matrix import matrix as kernel_matrix
 from . import compiled, surrogate
 from .cases import Shape, assert_close, cotangent, draw, leaves
 from .emulation.emulator import EmulatedKernel
-from .interpreted_hopper import emulated, far_nodes, few_channels, hopper_steps, lines_in_order, many_keys
+from .interpreted_hopper import (
+    emulated,
+    far_nodes,
+    few_channels,
+    hopper_steps,
+    lines_in_order,
+    many_keys,
+    played_with_cuda,
+)
 from .interpreted_matrix import KERNELS, matrix
 from .interpreted_places import places, words
 
@@ -115,7 +123,7 @@ def hopper_gradients(name, dtype, dims, count):
     """The same by the kernels of CUDA, where there are some: 64 channels, so that all steps have theirs."""
     with emulated() as ran:
         gradients(name, dtype, dims, count, channels=64)
-    assert ran >= {"collect"} | ({"change_levels"} if name == "add_laplace" else set())
+    assert set(ran) >= {"collect"} | ({"change_levels"} if name == "add_laplace" else set())
 
 
 def causal_gradients(name, dtype, dims):
@@ -427,6 +435,7 @@ CHECKS = {
         far_nodes,
         few_channels,
         lines_in_order,
+        played_with_cuda,
         factored,
         matrix,
         causal,

@@ -5,32 +5,33 @@ from unittest import mock
 
 import torch
 
+import sortattn
 from sortattn.kernels import resolve
-from sortattn.ops.grid.gpu import decay, hopper, order
+from sortattn.ops.grid.gpu import decay, hopper, launch, order
 from sortattn.ops.grid.gpu.formula import formula
 from sortattn.ops.grid.gpu.forward import collect
 from sortattn.ops.grid.gpu.plan import plan
 from sortattn.ops.grid.gpu.tables import Flags
 from sortattn.ops.grid.gpu.transform import transform
 
-from . import surrogate
-from .cases import assert_close
+from . import compiled, surrogate
+from .cases import Shape, assert_close, draw
 from .emulation.emulator import EmulatedKernel
 
 
 @contextlib.contextmanager
 def emulated():
     """Calls are served by CUDA, as on a GPU with one multiprocessor; gives the names of the kernels that ran."""
-    ran = set()
+    ran = []
 
     def direct(found, known):
         kernel = EmulatedKernel(found.source, found.entry, found.defines, "warpgroup.h")
 
-        def launch(grid, block, *arguments, shared):
-            ran.add(found.entry)
+        def run(grid, block, *arguments, shared):
+            ran.append(found.entry)
             kernel(grid, block, *arguments)
 
-        return launch
+        return launch.direct(run, known)
 
     here = {"here": lambda device: True, "processors": lambda device: 1, "direct": direct}
     with (
@@ -65,7 +66,7 @@ def hopper_steps(name, dtype, dims, count, keys=300):
     largest = torch.zeros(2, dtype=torch.int32)
     with emulated() as ran:
         own = collect(grid, key, rows, None, largest)
-    assert ran == {"collect"}
+    assert ran == ["collect"]
     nodes, wide = grid.nodes[..., :count].double(), tau.double()[:, None, None, None]
     hats = surrogate.weights(key.mT.double(), nodes, wide, numbers.exponential)
     # a ramp is the sum of the hats behind it, and the last one of all
@@ -98,7 +99,7 @@ def compare_levels(grid, tables, factor, apart):
     wanted = transform(grid, tables, None, None, **call)
     with emulated() as ran:
         found = transform(grid, tables, None, None, **call)
-    assert ran == {"change_levels"}
+    assert ran == ["change_levels"]
     assert torch.equal(found.unscale, wanted.unscale)
     count = grid.layout.count
     assert_close(found.base.double(), wanted.base.double(), 2e-6)
@@ -149,6 +150,24 @@ def lines_in_order():
         wanted = line[..., :used].sort(-1).values
         with emulated() as ran:
             assert order.sort_lines(line, used, power, None)
-        assert ran == {"sort_lines"}
+        assert ran == ["sort_lines"]
         assert torch.equal(line[..., :used], wanted)
         assert (line[..., used : 1 << power] == torch.inf).all()
+
+
+def played_with_cuda():
+    """Calls with steps in CUDA are recorded and played too, with the same bits."""
+    draws = [draw(Shape((1,), 20, 300, 16, 64), torch.float16, seed=seed) for seed in range(4)]
+    for name, kernels in (("add_riesz", ["collect"]), ("add_laplace", ["collect", "change_levels"])):
+
+        def call(points, name=name):
+            return sortattn.kernel_attention(*points, name, backend="grid:32")
+
+        with emulated():
+            wanted = [call(points) for points in draws]
+        with emulated() as ran, compiled.stand_ins() as launched:
+            for turn, (points, other) in enumerate(zip(draws, wanted, strict=True)):
+                assert torch.equal(call(points), other)
+                # of Triton by addresses: survey, nodes, places of queries, what these read, and nodes to nodes
+                assert len(launched) == max(0, turn - 1) * (6 - len(kernels))
+        assert ran == kernels * 4

@@ -86,9 +86,9 @@ def test_calls_with_steps_in_cuda_give_the_surrogate(name, dtype, count, interpr
     interpret("hopper_gradients", name, dtype, "16", count)
 
 
-# more keys than stages hold; nodes far from all keys; channels that fill no block, or two; samples in order
+# more keys than stages hold; nodes far from all keys; channels that fill no block, or two; samples; recorded calls
 @pytest.mark.skipif(not AVAILABLE, reason="needs g++ on Linux, and its halves")
-@pytest.mark.parametrize("check", ["many_keys", "far_nodes", "few_channels", "lines_in_order"])
+@pytest.mark.parametrize("check", ["many_keys", "far_nodes", "few_channels", "lines_in_order", "played_with_cuda"])
 def test_steps_in_cuda_are_right_elsewhere_too(check, interpret):
     interpret(check)
 
