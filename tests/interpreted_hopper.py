@@ -53,12 +53,16 @@ def _points(dims, dtype, keys=300):
     return query.to(dtype), key.to(dtype), rows.to(dtype)
 
 
+def _grid(query, key, name, tau, count):
+    """The nodes of a call with two heads."""
+    flags = Flags(*(torch.zeros(2, dtype=torch.int32) for _ in range(2)), 1)
+    return plan(query, key, None, torch.tensor(tau), formula(resolve(name), query.device), count, flags)
+
+
 def hopper_steps(name, dtype, dims, count, keys=300):
     """Tables beside their definition in float64, and what queries read beside that of Triton."""
     query, key, rows = _points(dims, dtype, keys)
-    numbers, tau = formula(resolve(name), query.device), torch.tensor([0.5, 1.3])
-    flags = Flags(*(torch.zeros(2, dtype=torch.int32) for _ in range(2)), 1)
-    grid = plan(query, key, None, tau, numbers, count, flags)
+    grid = _grid(query, key, name, [0.5, 1.3], count)
     steps = grid.stats[:, :, 3:5].flatten(2)[..., 2 * count - 1]
     assert steps[:, :8].max() == 1
     assert steps[:, 8:].max() > 1
@@ -67,8 +71,8 @@ def hopper_steps(name, dtype, dims, count, keys=300):
     with emulated() as ran:
         own = collect(grid, key, rows, None, largest)
     assert ran == ["collect"]
-    nodes, wide = grid.nodes[..., :count].double(), tau.double()[:, None, None, None]
-    hats = surrogate.weights(key.mT.double(), nodes, wide, numbers.exponential)
+    nodes, wide = grid.nodes[..., :count].double(), grid.bandwidth.double()[:, None, None, None]
+    hats = surrogate.weights(key.mT.double(), nodes, wide, grid.formula.exponential)
     # a ramp is the sum of the hats behind it, and the last one of all
     ramps = hats.flip(-1).cumsum(-1).flip(-1)
     # a code is wrong by the 1024th part of a cell, in bfloat16 by the 512th; of factors there are eleven bits, or eight
@@ -121,19 +125,15 @@ def far_nodes():
     """Weights at nodes that are far from all keys, and in narrow bandwidths, have their digits."""
     query, key, rows = _points(16, torch.float16)
     query[:, 0] = 40
-    numbers = formula(resolve("add_laplace"), query.device)
-    flags = Flags(*(torch.zeros(2, dtype=torch.int32) for _ in range(2)), 1)
-    for tau in (torch.tensor([1.0, 0.01]), torch.tensor([0.1, 100.0])):
-        grid = plan(query, key, None, tau, numbers, 32, flags)
+    for tau in ([1.0, 0.01], [0.1, 100.0]):
+        grid = _grid(query, key, "add_laplace", tau, 32)
         compare_levels(grid, collect(grid, key, rows, None, torch.zeros(2, dtype=torch.int32)), None, False)
 
 
 def few_channels():
     """Channels that fill no block, and more than one, and less nodes than there is room for."""
     query, key, _ = _points(16, torch.float16)
-    numbers = formula(resolve("add_laplace"), query.device)
-    flags = Flags(*(torch.zeros(2, dtype=torch.int32) for _ in range(2)), 1)
-    grid = plan(query, key, None, torch.tensor([0.5, 1.3]), numbers, 20, flags)
+    grid = _grid(query, key, "add_laplace", [0.5, 1.3], 20)
     for channels in (5, 70):
         rows = torch.randn(2, 300, channels, generator=torch.Generator().manual_seed(1)).half()
         tables = collect(grid, key, rows, None, torch.zeros(2, dtype=torch.int32))

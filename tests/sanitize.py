@@ -134,7 +134,7 @@ def grids():
 
 def collected_grids():
     """Keys to nodes in CUDA, on GPUs that have the instructions, with a block for most multiprocessors."""
-    heads = -(-torch.cuda.get_device_properties(0).multi_processor_count // 8)
+    heads = torch.cuda.get_device_properties(0).multi_processor_count // 8
     for dtype in (torch.float16, torch.bfloat16):
         given = points(heads=heads, queries=40, keys=1300, dtype=dtype, requires_grad=False)
         for kernel in NAMED:

@@ -34,9 +34,6 @@ extern __shared__ __align__(128) unsigned char memory[];
 inline unsigned full(int stage) { return shared_address(memory) + BARRIERS + 8 * stage; }
 inline unsigned used(int stage) { return full(STAGES + stage); }
 
-// A number that stays in a register, see march.cu.
-inline unsigned kept(unsigned x) { return x * gridDim.z; }
-
 // ---- sums
 
 // A warp has one dimension, of which a tile has 16 nodes: so codes are loaded once for all tiles.
@@ -61,10 +58,9 @@ struct Four {
 
     void load(const unsigned char *at) {
         codes = *reinterpret_cast<const uint2 *>(at);
-        if (FACTORED) factors = *reinterpret_cast<const uint2 *>(at + DIMS * CODES);
         // makes numbers of their usual range from bits of integers, see `coarse_ramp`
-        else
-            factors = {0x7f007f00, 0x7f007f00};
+        factors = {0x7f007f00, 0x7f007f00};
+        if (FACTORED) factors = *reinterpret_cast<const uint2 *>(at + DIMS * CODES);
     }
     void move(unsigned first) { codes = {add_places(codes.x, first), add_places(codes.y, first)}; }
     // their weights at two nodes of a tile

@@ -90,10 +90,6 @@ struct Scales {
     }
 };
 
-// A number that stays in a register: one that the assembler knows it would make again for every use. Of the depth of
-// the grid, which is one, it knows nothing.
-inline unsigned kept(unsigned x) { return x * gridDim.z; }
-
 // ---- tables
 
 // How eight nodes weigh a key. Two numbers lie in a register: 25 registers would be too many.

@@ -73,6 +73,10 @@ inline void wait(unsigned at, int parity) {
 }
 // ---- registers
 
+// A number that stays in a register: one that the assembler knows it would make again for every use. Of the depth of
+// the grid, which is one, it knows nothing.
+inline unsigned kept(unsigned x) { return x * gridDim.z; }
+
 // So many for a thread: more than before, or fewer.
 template <int NUMBER> inline void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(NUMBER));
