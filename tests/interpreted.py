@@ -35,15 +35,17 @@ from .interpreted_hopper import (
 )
 from .interpreted_matrix import KERNELS, matrix
 from .interpreted_places import places, words
+from .levels import key_weights
 
 # nothing else prints such a line
 END = "the end of a check"
 
 
-def attention(points, kernel, nodes, phi, tau, chunk=0):
+def attention(points, kernel, nodes, phi, tau, chunk=0, levels=None):
     """The surrogate in float64 on given nodes, with the kernel between them as `phi` says it is at this bandwidth.
 
-    With a `chunk` the call is causal, and pairs within a chunk of the keys are exact.
+    With a `chunk` the call is causal, and pairs within a chunk of the keys are exact. `levels (P, D, N, G)` are what
+    keys give at the nodes, if that is not by way of other nodes.
     """
     query, key, value = points
     wide = tau[:, None, None, None]
@@ -55,7 +57,7 @@ def attention(points, kernel, nodes, phi, tau, chunk=0):
     # what is left is the correction, a constant
     whole = plain(wide) + (phi - plain(wide.detach()))
     rows, columns = (surrogate.weights(part.mT, nodes, wide, decays(kernel)) for part in (query, key))
-    matrix = (rows @ whole @ columns.mT).sum(1)
+    matrix = (rows @ (whole @ columns.mT if levels is None else levels.mT)).sum(1)
     if chunk:
         place, n = torch.arange(query.shape[1])[:, None] + key.shape[1] - query.shape[1], torch.arange(key.shape[1])
         near = place // chunk == n // chunk
@@ -199,8 +201,9 @@ def marched(name, dtype, dims, count):
     broken = inputs[2].clone()
     broken[1, 100, 3] = torch.inf
     tau, nothing = torch.tensor([0.8, 1.7, 1.0]), torch.empty(3, 0)
-    rest = (tau, torch.empty(0), kernel.name, False, count, 1, False, True)
-    stand_ins = {"serves": lambda *_: True, "direct": direct, "processors": lambda _: 2 * each, "CHUNK": 64}
+    rest = (tau, torch.empty(0), kernel.name, decays(kernel), count, 1, False, True)
+    kind = name.removeprefix("add_")
+    stand_ins = {"serves": lambda *_: True, "direct": direct, "processors": lambda _: 2 * each, "CHUNKS": {kind: 64}}
     with mock.patch.multiple(gpu_march, **stand_ins), mock.patch.object(gpu_finish, "direct", direct):
         found = gpu_causal_api._forward(*inputs, nothing, *rest)
         assert launched == [((each, 2), 512), ((2 * each, 1), 384), ((3, 3), 64)]
@@ -208,7 +211,11 @@ def marched(name, dtype, dims, count):
     grid = Grid(found[2], found[3], tau, Layout(count, dtype), formula(kernel, tau.device))
     phi = kernel_matrix(grid, torch.zeros(3, dtype=torch.int32))[..., :count, :count].double()
     exact = [part.double() for part in inputs]
-    wanted = attention(exact, kernel, found[2][..., :count].double(), phi, tau.double(), 64)
+    nodes, levels = found[2][..., :count].double(), None
+    if kind != "riesz":
+        extra = found[3][:, :, -1, :count].double()
+        levels = key_weights(kind, nodes, exact[1].mT, extra, tau.double()[:, None, None])
+    wanted = attention(exact, kernel, nodes, phi, tau.double(), 64, levels)
     for one, other in zip(found[0], wanted, strict=True):
         assert_close(one, other, {torch.float16: 1e-3, torch.bfloat16: 3e-3}[dtype])
     assert spoilt[1].isnan().all()

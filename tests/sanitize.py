@@ -146,8 +146,9 @@ def causal_grids():
     """Tables in registers, on GPUs that have the instructions; the last chunk is not full."""
     for dtype in (torch.float16, torch.bfloat16):
         given = points(queries=328, keys=328, dtype=dtype, requires_grad=False)
-        for nodes in (32, 64):
-            call("add_riesz", f"grid:{nodes}", *given, is_causal=True)
+        for kernel in NAMED:
+            for nodes in (32, 64):
+                call(kernel, f"grid:{nodes}", *given, is_causal=True)
 
 
 PARTS = {

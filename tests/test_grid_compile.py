@@ -122,8 +122,9 @@ def test_all_kernels_compile(name, dtype, masked, count, capability, seen):
     }
 
 
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_kernels_of_calls_that_march_compile(dtype, seen, monkeypatch):
+def test_kernels_of_calls_that_march_compile(dtype, name, seen, monkeypatch):
     from sortattn.ops.grid.gpu import causal, finish, march
     from sortattn.ops.grid.gpu.formula import formula
 
@@ -135,7 +136,7 @@ def test_kernels_of_calls_that_march_compile(dtype, seen, monkeypatch):
             step, "direct", lambda kernel, known: lambda grid, block, *rest, shared: launched.append((grid, block))
         )
     query, key, value = (torch.zeros(3, 256, 64, dtype=dtype) for _ in range(3))
-    causal.forward(query, key, value, None, torch.ones(3), formula(resolve("add_riesz"), query.device), 32, 1, True)
+    causal.forward(query, key, value, None, torch.ones(3), formula(resolve(name), query.device), 32, 1, True)
     assert {key[0] for key in seen} == {
         "survey_kernel",
         "nodes_kernel",

@@ -103,7 +103,8 @@ static float sum_of_products(float sum, const float (&left)[16], const float (&r
 
 static unsigned fragments[32][32][6];
 
-static void multiply_halves(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+template <class Number>
+void add_product(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], Number number) {
     unsigned (&warp)[32][6] = fragments[emulator::me / 32];
     int lane = emulator::me % 32;
     std::copy(a, a + 4, warp[lane]);
@@ -113,12 +114,16 @@ static void multiply_halves(float (&sums)[4], const unsigned (&a)[4], const unsi
         int row = lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
         float left[16], right[16];
         for (int k = 0; k < 16; ++k) {
-            left[k] = half_of(warp[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2);
-            right[k] = half_of(warp[column * 4 + k % 8 / 2][4 + k / 8], k % 2);
+            left[k] = number(warp[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2] >> k % 2 * 16);
+            right[k] = number(warp[column * 4 + k % 8 / 2][4 + k / 8] >> k % 2 * 16);
         }
         sums[e] = sum_of_products(sums[e], left, right);
     }
     emulator::wait_for_warp();
+}
+static float as_half(unsigned bits) { return half_of(bits, 0); }
+static void multiply_halves(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    add_product(sums, a, b, as_half);
 }
 // of numbers with 11 digits: what tensor cores do not read is cut off
 static void multiply(float &s, float &t, float &u, float &v, const unsigned (&a)[4], const unsigned (&b)[2]) {

@@ -12,7 +12,7 @@ static unsigned both_words(int x, int y) { return (unsigned short)x | unsigned((
 static unsigned ramps(unsigned places, unsigned shift, unsigned limit) {
     int found[2];
     for (int i = 0; i < 2; ++i)
-        found[i] = std::min(std::max(int(short(half_word(places, i) + half_word(shift, i))), 0), half_word(limit, i));
+        found[i] = std::max(std::min(int(short(half_word(places, i) + half_word(shift, i))), half_word(limit, i)), 0);
     return both_words(found[0], found[1]);
 }
 static unsigned add_places(unsigned one, unsigned other) {
@@ -39,10 +39,27 @@ static unsigned pack_short(float x, float y) {
     };
     return rounded(x) | rounded(y) << 16;
 }
+static float as_short(unsigned bits) { return reinterpret<float>(bits << 16); }
 static unsigned times_short(unsigned x, unsigned y) {
-    auto number = [](unsigned bits) { return reinterpret<float>(bits << 16); };
-    return pack_short(number(x) * number(y), number(x >> 16) * number(y >> 16));
+    return pack_short(as_short(x) * as_short(y), as_short(x >> 16) * as_short(y >> 16));
 }
+static unsigned smaller_ratio(unsigned s, unsigned one_by_s, unsigned t, unsigned one_by_t) {
+    unsigned one = times_short(s, one_by_t), other = times_short(one_by_s, t);
+    auto smaller = [=](int shift) { return std::min(as_short(one >> shift), as_short(other >> shift)); };
+    return pack_short(smaller(0), smaller(16));
+}
+static unsigned bump(unsigned s, unsigned t) {
+    unsigned apart = subtract(s, t);
+    auto rest = [=](int i) { return __saturatef(1 - std::fabs(half_of(apart, i))); };
+    return pack(rest(0), rest(1));
+}
+static unsigned corrected(unsigned x, float less) {
+    // a sixth as a half
+    auto more = [=](int i) { return std::max(half_of(fused(0.16662598f, x, less, less), i), 0.0f) + half_of(x, i); };
+    return pack(more(0), more(1));
+}
+static unsigned corrected_low(unsigned x, unsigned less) { return corrected(x, half_of(less, 0)); }
+static unsigned corrected_high(unsigned x, unsigned less) { return corrected(x, half_of(less, 1)); }
 static unsigned above(unsigned s, unsigned t) {
     return pack(std::max(half_of(s, 0) - half_of(t, 0), 0.0f), std::max(half_of(s, 1) - half_of(t, 1), 0.0f));
 }
@@ -50,9 +67,17 @@ static unsigned larger(unsigned s, unsigned t) {
     return pack(std::max(half_of(s, 0), half_of(t, 0)), std::max(half_of(s, 1), half_of(t, 1)));
 }
 
+static void multiply_shorts(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    add_product(sums, a, b, as_short);
+}
+
 static void copy(unsigned to, const void *from, bool there) {
     if (there) std::memcpy(shared_memory + to, from, 16);
     else std::memset(shared_memory + to, 0, 16);
+}
+template <int BYTES> void copy_some(unsigned to, const void *from, bool there) {
+    if (there) std::memcpy(shared_memory + to, from, BYTES);
+    else std::memset(shared_memory + to, 0, BYTES);
 }
 static void end_copies() {}
 static void wait_for_all_copies() {}
@@ -131,8 +156,6 @@ template <class Number> void add_products(float (&sums)[36], const unsigned (&a)
     }
     emulator::wait_for_warp();
 }
-static float as_half(unsigned bits) { return half_of(bits, 0); }
-static float as_short(unsigned bits) { return reinterpret<float>(bits << 16); }
 static void multiply(float (&sums)[36], const unsigned (&a)[4], unsigned long long rows) {
     add_products(sums, a, rows, as_half);
 }

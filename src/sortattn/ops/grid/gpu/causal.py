@@ -1,6 +1,6 @@
 """Sums of a causal call: what the keys before a chunk leave on the nodes, and the chunk's own keys exactly."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from .finish import finish
 from .formula import Formula
 from .grid import Grid
 from .launch import Known, launches
-from .layout import of_heads
+from .layout import count_blocks, of_heads
 from .locate import locate
 from .matrix import matrix
 from .near import sum_near
@@ -67,17 +67,16 @@ def forward(
     out = empty(problems, rows, channels, dtype=value.dtype, device=value.device)
     totals = empty(problems, rows, device=query.device)
     if march.serves(grid, query, key, value, weight, group):
-        parts, alike = _parts(problems, march.workspace(grid, rows), query, key, value)
+        parts, alike = _parts(problems, lambda heads: march.workspace(grid, heads, rows), query, key, value)
         for some in parts:
             part = grid.some(some, alike)
             queries, keys, values = (of_heads(one, some) for one in (query, key, value))
-            own, others = (locate(part, one, None, grid.place_type) for one in (queries, keys))
-            units = march.march(part, own, others, keys, values)
+            units = march.march(part, queries, keys, values)
             output = Output(of_heads(out, some), of_heads(totals, some), flags.some(some), normalise)
-            finish(part, queries, keys, units, output, march.CHUNK)
+            finish(part, queries, keys, units, output, march.CHUNKS[kernel.kind])
         return Result(out, totals, grid, flags)
     phi = matrix(grid, phi_largest)
-    parts, alike = _parts(problems, workspace(grid, value, rows), query, key, value)
+    parts, alike = _parts(problems, lambda heads: heads * workspace(grid, value, rows), query, key, value)
     for some in parts:
         part = grid.some(some, alike)
         inputs = (query, key, value, weight, phi, phi_largest)
@@ -93,9 +92,9 @@ def forward(
     return Result(out, totals, grid, flags)
 
 
-def _parts(problems: int, each: int, *inputs: Tensor) -> tuple[list[slice], bool]:
+def _parts(problems: int, taken: Callable[[int], int], *inputs: Tensor) -> tuple[list[slice], bool]:
     """The rounds of a call, and whether they are of one size, and such that addresses are aligned as in the first."""
-    parts = list(rounds(problems, each, *inputs))
+    parts = list(rounds(problems, taken, *inputs))
     sizes = {some.stop - some.start for some in parts}
     return parts, len(sizes) == 1 and min(sizes) % 4 == 0
 
@@ -120,10 +119,11 @@ def workspace(grid: Grid, value: Tensor, rows: int) -> int:
     return grid.dims * (tables + 4 * (rows + seen) * (3 if grid.formula.exponential else 2))
 
 
-def rounds(problems: int, each: int, *inputs: Tensor) -> Iterator[slice]:
-    """Heads whose tables are made together, `each` bytes for one."""
+def rounds(problems: int, taken: Callable[[int], int], *inputs: Tensor) -> Iterator[slice]:
+    """Heads whose tables are made together, which are `taken(heads)` bytes."""
     most = max(_WORKSPACE, sum(part.nbytes for part in inputs))
-    fewest = -(-problems // max(1, most // max(1, each)))
+    numbers = (number for number in range(1, problems) if taken(count_blocks(problems, number)) <= most)
+    fewest = next(numbers, problems)
     # of one size and aligned if a few rounds more make them so, see `forward`; else nearly of one size
     even = (number for number in range(fewest, 2 * fewest) if problems % (4 * number) == 0)
     together = -(-problems // next(even, fewest)) if problems else 1

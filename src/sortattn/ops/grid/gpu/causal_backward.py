@@ -50,7 +50,8 @@ def backward(
     by_query, by_key = (query.new_empty(problems, dims, length, dtype=torch.float32) for _ in range(2))
     by_value = torch.empty_like(value)
     counted = query.new_ones(problems, length, dtype=torch.float32) if weight is None else weight.float()
-    for some in rounds(problems, 2 * workspace(grid, value, length), query, key, value):
+    each = 2 * workspace(grid, value, length)
+    for some in rounds(problems, lambda heads: heads * each, query, key, value):
         part = grid.some(some)
         mask = None if weight is None else weight[some]
         queries, keys = locate(part, query[some]), locate(part, key[some], mask)

@@ -3,27 +3,28 @@
 //
 // A block has a chunk, and a warp two tiles of 16 queries, one as far from the begin of the chunk as the other from its
 // end, so that all warps have as many pairs. A warp takes the keys one by one: a thread has a quarter of the dimensions
-// of two queries of a tile and of a key, and makes two terms in one instruction. They are the first factor of a
-// product; the second is one in the column of the key. So tensor cores add terms up in float32, and sums of 16 queries
-// and 8 keys lie where the product with the values takes them from. Of add_riesz
+// of two queries of a tile and of a key, and makes two terms at a time, of which terms_riesz.cu and terms_centred.cu
+// tell. They are the first factor of a product; the second is one in the column of the key. So tensor cores add terms
+// up in float32, and sums of 16 queries and 8 keys lie where the product with the values takes them from. Where points
+// are too far out for numbers of 16 bits, the terms of a tile are in float32.
 //
-//     |s| + |t| - |s - t|  is twice  max(s, 0) + max(-t, 0) - max(s - t, 0)  or  max(s, 0) + max(t, 0) - max(s, t)
-//
-// and half of the terms are of either kind, as different units make them at the same time. Heads with points that are
-// too far out for differences in float16 have terms in float32; points in bfloat16 are halves, times a power of two.
-//
-// Set by finish.py: DIMS, CHUNK (points), GP (nodes), SHARED (bytes), SHORT (whether points and outputs are bfloat16).
+// Set by finish.py: DIMS, CHUNK (points), GP (nodes), SHARED (bytes), SHORT (whether points and outputs are bfloat16),
+// KIND (RIESZ, BUMP or LAPLACE).
 
 #include "halves.cu"
 
+#include "kinds.cu"
+
 constexpr int CHANNELS = 64, THREADS = CHUNK, TILES = CHUNK / 16;
-// two dimensions in a word; a thread has a quarter of them
-constexpr int WORDS = DIMS / 8;
+// two dimensions in a word; a thread has a quarter of them, and of add_laplace as many words again
+constexpr int WORDS = DIMS / 8, ALL = KIND == LAPLACE ? 2 * WORDS : WORDS;
 // bytes of a row in shared memory: eight rows have banks of their own
-constexpr int KEY = DIMS * 2 + 16, ROW = CHANNELS * 2 + 16;
-constexpr int ROWS = CHUNK * KEY, SUMS = ROWS + CHUNK * ROW, ROOM = SUMS + CHUNK * 4;
+constexpr int KEY = ALL * 16 + 16, ROW = CHANNELS * 2 + 16;
+// behind keys and values a number for every key of add_riesz, or for every dimension
+constexpr int ROWS = CHUNK * KEY, SUMS = ROWS + CHUNK * ROW, ROOM = SUMS + (KIND != RIESZ ? DIMS : CHUNK) * 4;
 static_assert(ROOM + CHUNK / 2 * ROW <= SHARED, "finish.py asks for less shared memory than is used");
-constexpr unsigned ONES = 0x3c003c00, MINUS = 0xbc00bc00, SIGNS = 0x80008000;
+// of a multiprocessor, as shared memory and registers have room for
+constexpr int BLOCKS = 128 / CHUNK * ((DIMS > 64 ? 3 : 4) - (KIND == LAPLACE));
 
 #if DIMS % 32
 typedef uint2 Piece;
@@ -41,81 +42,50 @@ struct Lane {
 
 // Two numbers of the output.
 inline unsigned given(float x, float y) { return SHORT ? pack_short(x, y) : pack(x, y); }
-// Two bfloat16 as halves, times a power of two.
-inline unsigned halves_of(unsigned both, float up) {
-    float2 x = unpack_short(both);
-    return pack(x.x * up, x.y * up);
-}
-inline void load_words(unsigned (&words)[WORDS], const void *from) {
+// Two numbers as they came.
+inline float2 point(unsigned both) { return SHORT ? unpack_short(both) : unpack(both); }
+inline void load_words(unsigned *words, const void *from) {
     constexpr int EACH = sizeof(Piece) / 4;
 #pragma unroll
     for (int i = 0; i < WORDS / EACH; ++i)
         *reinterpret_cast<Piece *>(words + i * EACH) = reinterpret_cast<const Piece *>(from)[i];
+}
+// of what points became, in shared memory
+inline void load_all_words(unsigned (&words)[ALL], const unsigned char *from) {
+    load_words(words, from);
+    if (ALL > WORDS) load_words(words + ALL - WORDS, from + DIMS * 2);
+}
+// Where a thread has its quarter of point n, as it came; of so many.
+inline const unsigned *own(const uint4 *points, int n, long long number, const Lane &lane) {
+    return reinterpret_cast<const unsigned *>(points + (n < number ? n : 0) * (DIMS / 8)) + lane.t * WORDS;
 }
 inline float sum_of_four(float x) {
     x += __shfl_xor_sync(~0u, x, 1);
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// What scores are made of sums with, and what both are multiplied with so that scores are halves.
-struct Scale {
-    float scale, base, by;
-    // what points in bfloat16 are multiplied with, so that they are halves: those that are not 2^-28 of the largest
-    // lose no digits
-    float up;
-    bool far;
-
-    Scale(const float *nodes, int count, float tau, float epsilon) {
-        float most = 0;
-        for (int d = threadIdx.x % 32; d < DIMS; d += 32)
-            most = fmaxf(most, fmaxf(fabsf(nodes[d * GP + 1]), fabsf(nodes[d * GP + count - 2])));
-        most = largest_of_warp(most);
-        // differences of halves may be none
-        far = !SHORT && of_warp(!(most < 16384));
-        scale = 32768 / (2 * power_below(fmaxf(DIMS * (2 * most / tau + epsilon), 1e-30f)));
-        up = SHORT ? 8192 / power_below(fmaxf(most, 1e-30f)) : 1;
-        base = DIMS * epsilon * scale, by = 2 * scale / up / tau;
-    }
-};
+#if KIND == RIESZ
+#include "terms_riesz.cu"
+#else
+#include "terms_centred.cu"
+#endif
 
 // ---- sums
 
-// With a minus, the positive parts of two rows of points, or of what keys have in their place.
-template <bool KEYS> inline void sum_parts(float (&sums)[2], const unsigned (&points)[2][WORDS]) {
-    float parts[4] = {};
-#pragma unroll
-    for (int i = 0; i < WORDS; i += 2) {
-        unsigned a[4], ones[2] = {MINUS, MINUS};
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            a[h] = larger(KEYS ? points[h][i] ^ SIGNS : points[h][i], 0);
-            a[2 + h] = larger(points[h][i + 1], 0);
-        }
-        multiply_halves(parts, a, ones);
-    }
-    sums[0] = parts[0], sums[1] = parts[2];
-}
 // 16 queries: a thread has those g and g + 8 of them.
 struct Tile {
-    alignas(16) unsigned points[2][WORDS];
-    // what the positive parts of their points give, with a minus
-    float begin[2];
+    alignas(16) unsigned points[2][ALL];
+    // what their sums begin with
+    float begin[2] = {};
     float found[8][4] = {}, total[2] = {};
     // in the chunk
     int first;
 
     Tile(int number) : first(16 * number) {}
-    // of a chunk with so many queries
-    void load(const uint4 *queries, long long number, const Scale &scale, const Lane &lane) {
+    // points as they came, of a chunk with so many queries
+    void load(const uint4 *queries, long long number, const Lane &lane) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            int m = first + lane.g + 8 * h;
-            const uint4 *from = queries + (m < number ? m : 0) * (DIMS / 8);
-            load_words(points[h], reinterpret_cast<const unsigned *>(from) + lane.t * WORDS);
-#pragma unroll
-            for (int i = 0; SHORT && i < WORDS; ++i) points[h][i] = halves_of(points[h][i], scale.up);
-        }
-        sum_parts<false>(begin, points);
+        for (int h = 0; h < 2; ++h) load_words(points[h], own(queries, first + lane.g + 8 * h, number, lane));
     }
     // what was summed with weights that had a scale, of rows that are times `power`
     void unscale(float by, float power) {
@@ -127,50 +97,31 @@ struct Tile {
     }
 };
 
-// Those of the keys of the chunk, of which a warp has 32.
-inline void sum_keys(const Lane &lane, float *to) {
-#pragma unroll 1
-    for (int n = threadIdx.x / 32 * 32; n < threadIdx.x / 32 * 32 + 32; n += 16) {
-        alignas(16) unsigned points[2][WORDS];
-        for (int h = 0; h < 2; ++h) load_words(points[h], memory + (n + lane.g + 8 * h) * KEY + lane.t * WORDS * 4);
-        float sums[2];
-        sum_parts<true>(sums, points);
-        if (lane.t == 0) to[n + lane.g] = sums[0], to[n + lane.g + 8] = sums[1];
-    }
-}
-
-// The keys of the chunk as halves.
-inline void change_keys(float up) {
-    for (int i = threadIdx.x; i < CHUNK * (DIMS / 8); i += THREADS) {
-        uint4 *at = reinterpret_cast<uint4 *>(memory + i / (DIMS / 8) * KEY + i % (DIMS / 8) * 16), x = *at;
-        *at = {halves_of(x.x, up), halves_of(x.y, up), halves_of(x.z, up), halves_of(x.w, up)};
-    }
-}
-
 // To the sums of a tile and eight keys what a key gives, in its column.
-inline void add_terms(float (&sums)[4], const Tile &tile, const unsigned (&key)[WORDS], const unsigned (&column)[2]) {
+inline void add_terms(float (&sums)[4], const Tile &tile, const unsigned (&key)[ALL], const unsigned (&column)[2]) {
 #pragma unroll
     for (int i = 0; i < WORDS; i += 2) {
         unsigned a[4];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            a[h] = above(tile.points[h][i], key[i]);
-            a[2 + h] = larger(tile.points[h][i + 1], key[i + 1]);
+            a[h] = term(tile.points[h], key, i);
+            a[2 + h] = term(tile.points[h], key, i + 1);
         }
-        multiply_halves(sums, a, column);
+        multiply_terms(sums, a, column);
     }
 }
-// The same in float32, with what queries and keys give by themselves; key `at` of eight.
-inline void add_far_terms(float (&sums)[4], const Tile &tile, const unsigned (&key)[WORDS], int at, int t) {
+// The same in float32, of points as they came; key `at` of eight.
+inline void add_far_terms(float (&sums)[4], const Tile &tile, const unsigned (&key)[ALL], const Scale &scale, int at,
+                          int t) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         float sum = 0;
 #pragma unroll
         for (int i = 0; i < WORDS; ++i) {
-            float2 x = unpack(tile.points[h][i]), y = unpack(key[i]);
-            sum += fabsf(x.x - y.x) - fabsf(x.x) - fabsf(y.x) + (fabsf(x.y - y.y) - fabsf(x.y) - fabsf(y.y));
+            float2 x = point(tile.points[h][i]), y = point(key[i]);
+            sum += scale.far_term(x.x, y.x) + scale.far_term(x.y, y.y);
         }
-        sum = sum_of_four(sum) / 2;
+        sum = scale.far_sum(sum_of_four(sum));
 #pragma unroll
         for (int c = 0; c < 2; ++c) sums[2 * h + c] += at == 2 * t + c ? sum : 0;
     }
@@ -185,7 +136,7 @@ inline void add_scores(Tile &tile, const float (&sums)[2][4], const Scale &scale
         int h = e / 2 % 2;
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-            x[c] = fmaf(sums[e / 4][e % 4 + c], -scale.by, scale.base);
+            x[c] = scale.score(sums[e / 4][e % 4 + c]);
             // keys that the query does not see are in the last 16 alone
             if (n == tile.first && e / 4 * 8 + 2 * lane.t + c > lane.g + 8 * h) x[c] = 0;
             tile.total[h] += x[c];
@@ -203,26 +154,31 @@ inline void add_scores(Tile &tile, const float (&sums)[2][4], const Scale &scale
     }
 }
 
-// To a tile what 16 keys from `n` on give it.
-template <bool FAR> inline void add_keys(Tile &tile, int n, const Scale &scale, const Lane &lane) {
+// To a tile what 16 keys from `n` on give it, of a chunk with so many `keys`.
+template <bool FAR>
+inline void add_keys(Tile &tile, const uint4 *keys, int n, long long number, const Scale &scale, const Lane &lane) {
     // with keys eight apart
     float sums[2][4];
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
         const float *less = reinterpret_cast<const float *>(memory + SUMS) + n + 8 * part + 2 * lane.t;
 #pragma unroll
-        for (int e = 0; e < 4; ++e) sums[part][e] = FAR ? 0 : tile.begin[e / 2] + less[e % 2];
+        for (int e = 0; e < 4; ++e) sums[part][e] = FAR || KIND != RIESZ ? 0 : tile.begin[e / 2] + less[e % 2];
     }
-    const unsigned char *keys = memory + n * KEY + lane.t * WORDS * 4;
+    const unsigned char *changed = memory + n * KEY + lane.t * WORDS * 4;
 #pragma unroll(FAR ? 1 : 8)
     for (int j = 0; j < 8; ++j) {
         unsigned one = lane.g == j ? ONES : 0, column[2] = {one, one};
 #pragma unroll
         for (int part = 0; part < 2; ++part) {
-            alignas(16) unsigned key[WORDS];
-            load_words(key, keys + (8 * part + j) * KEY);
+            alignas(16) unsigned key[ALL];
+            // in shared memory they are changed
+            if (FAR && KIND != RIESZ)
+                load_words(key, own(keys, n + 8 * part + j, number, lane));
+            else
+                load_all_words(key, changed + (8 * part + j) * KEY);
             if (FAR)
-                add_far_terms(sums[part], tile, key, j, lane.t);
+                add_far_terms(sums[part], tile, key, scale, j, lane.t);
             else
                 add_terms(sums[part], tile, key, column);
         }
@@ -293,7 +249,7 @@ inline void close(Tile &tile, unsigned at, float *totals, long long m, long long
 // in `sums (units, length, 64)`, times `unscale (units)`, and `parts (units, length)`; of head p in those from p `each`
 // on, from head `split` on in twice as many. Rows have been multiplied with `powers (heads)`, if it is there. Where
 // `flags` or `others (heads)` are raised the output is NaN.
-extern "C" __global__ void __launch_bounds__(THREADS, DIMS > 64 ? 3 : 4)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     finish(const uint4 *queries, const uint4 *keys, const uint4 *rows, const float *nodes, const float *bandwidth,
            const uint4 *sums, const float *parts, const float *unscale, const float *powers, const int *flags,
            const int *others, uint4 *out, float *totals, long long split, long long each, long long length,
@@ -315,12 +271,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIMS > 64 ? 3 : 4)
     Scale scale(nodes + head * DIMS * GP, count, bandwidth[head], epsilon);
     wait_for_all_copies();
     __syncthreads();
-    if (SHORT) {
-        change_keys(scale.up);
-        __syncthreads();
-    }
-    if (!scale.far) sum_keys(lane, reinterpret_cast<float *>(memory + SUMS));
-    __syncthreads();
+    bool far_keys = scale.change_keys(lane);
     Units units{sums,
                 parts,
                 unscale,
@@ -334,13 +285,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, DIMS > 64 ? 3 : 4)
     for (int i = 0; i < 2; ++i) {
         Tile tile(i ? TILES - 1 - warp : warp);
         if (tile.first >= left) continue;
-        tile.load(queries + start * PIECES, left, scale, lane);
+        tile.load(queries + start * PIECES, left, lane);
+        bool far = scale.change(tile.points, tile.begin, lane) && far_keys;
+        // points as they came, once more
+        if (KIND != RIESZ && far) tile.load(queries + start * PIECES, left, lane);
 #pragma unroll 1
         for (int n = 0; n <= tile.first; n += 16) {
-            if (scale.far)
-                add_keys<true>(tile, n, scale, lane);
+            if (far)
+                add_keys<true>(tile, keys + start * PIECES, n, left, scale, lane);
             else
-                add_keys<false>(tile, n, scale, lane);
+                add_keys<false>(tile, keys + start * PIECES, n, left, scale, lane);
         }
         tile.unscale(1 / scale.scale, power);
         long long m = chunk * CHUNK + tile.first + lane.g;

@@ -11,7 +11,7 @@ from ....kernels import RIESZ_EPSILON
 from .grid import Grid
 from .launch import direct
 from .layout import count_blocks
-from .march import CHANNELS, Units
+from .march import CHANNELS, KINDS, Units
 from .tables import Output
 
 _SOURCE = Path(__file__).with_name("finish.cu")
@@ -20,7 +20,8 @@ _SOURCE = Path(__file__).with_name("finish.cu")
 def finish(grid: Grid, query: Tensor, key: Tensor, units: Units, output: Output, chunk: int) -> None:
     """To the output what keys give queries of their own `chunk`, and what the `units` have."""
     problems, length, _ = key.shape
-    direct(kernel_of(grid.dims, grid.layout.padded, chunk, query.dtype == torch.bfloat16), grid.launches)(
+    short, kind = query.dtype == torch.bfloat16, grid.formula.kind
+    direct(kernel_of(grid.dims, grid.layout.padded, chunk, short, kind), grid.launches)(
         (count_blocks(length, chunk), problems),
         chunk,
         query,
@@ -42,18 +43,22 @@ def finish(grid: Grid, query: Tensor, key: Tensor, units: Units, output: Output,
         grid.layout.count,
         int(output.normalise),
         RIESZ_EPSILON,
-        shared=shared_of(grid.dims, chunk),
+        shared=shared_of(grid.dims, chunk, kind),
     )
 
 
 @functools.cache
-def kernel_of(dims: int, padded: int, chunk: int, short: bool) -> Kernel:
-    """For so many dimensions and nodes; `short` for bfloat16."""
-    numbers = {"DIMS": dims, "GP": padded, "CHUNK": chunk, "SHARED": shared_of(dims, chunk), "SHORT": int(short)}
-    return Kernel(_SOURCE, "finish", tuple(numbers.items()))
+def kernel_of(dims: int, padded: int, chunk: int, short: bool, kind: str) -> Kernel:
+    """For so many dimensions and nodes, and a `Formula.kind`; `short` for bfloat16."""
+    numbers = {"DIMS": dims, "GP": padded, "CHUNK": chunk, "SHARED": shared_of(dims, chunk, kind)}
+    return Kernel(_SOURCE, "finish", (*numbers.items(), ("SHORT", int(short)), ("KIND", KINDS[kind])))
 
 
-def shared_of(dims: int, chunk: int) -> int:
-    """Bytes of shared memory: keys, values, a number for every key, and the outputs of half of the queries."""
-    key, row = 2 * dims + 16, 2 * CHANNELS + 16
-    return chunk * (key + row + 4) + chunk // 2 * row
+def shared_of(dims: int, chunk: int, kind: str) -> int:
+    """Bytes of shared memory: keys, values, the outputs of half of the queries, and what is beside the keys.
+
+    Those of add_laplace have two numbers for a point. Beside the keys there is a number for every one of them, of
+    other kernels than add_riesz one for every dimension.
+    """
+    key, row = (4 if kind == "laplace" else 2) * dims + 16, 2 * CHANNELS + 16
+    return chunk * (key + row) + 4 * (chunk if kind == "riesz" else dims) + chunk // 2 * row

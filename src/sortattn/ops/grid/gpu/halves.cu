@@ -40,6 +40,11 @@ inline unsigned larger(unsigned s, unsigned t) {
     return result;
 }
 
+inline float power_of_two(float x) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+    return result;
+}
 // A power of two, not above x.
 inline float power_below(float x) { return __uint_as_float(__float_as_uint(x) & 0x7f800000); }
 
@@ -48,6 +53,11 @@ inline float power_below(float x) { return __uint_as_float(__float_as_uint(x) & 
 // 16 bytes to shared memory, zeros if they are not `there`
 inline void copy(unsigned to, const void *from, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+// the same of 8 or 16 bytes
+template <int BYTES> inline void copy_some(unsigned to, const void *from, bool there) {
+    if (BYTES == 16) return copy(to, from, there);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(there ? 8 : 0) : "memory");
 }
 inline void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // all of them, or but those that were begun last
