@@ -87,6 +87,8 @@ TOLERANCE = 3 * 2**-12
     [
         (32, 2, 64, 40, 16, False),
         (32, 2, 64, 328, 32, False),
+        # of add_laplace two of these chunks fit into shared memory, not three
+        (32, 2, 128, 520, 16, False),
         (32, 1, 128, 392, 16, True),
         (64, 2, 128, 136, 8, True),
         (64, 1, 64, 72, 8, False),
