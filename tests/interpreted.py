@@ -152,6 +152,12 @@ def causal():
         found = function(query, key[:, :2], value[:, :2], name, **call, backend=f"grid:{count}")
         assert found[0, 1].isnan().all()
         assert found[0, [0, 2, 3]].isfinite().all()
+    for name in ("add_riesz", "add_bump"):
+        points = draw(Shape((2,), 40, 40, 16, 4), torch.float16)
+        points[2][0] = 0
+        found = sortattn.kernel_attention(*points, name, is_causal=True, backend="grid:24")
+        assert found[0].eq(0).all()
+        assert_close(found[1], sortattn.kernel_attention(*points, name, is_causal=True, backend="reference")[1], 0.02)
 
 
 def causal_ways(name, dtype, dims):

@@ -21,14 +21,15 @@ def machine_code(
     """
     import cuda.core
 
+    log = io.StringIO()
+
     class Program(cuda.core.Program):
         def compile(self, target):
-            log = io.StringIO()
-            code = super().compile(target, logs=log)
-            assert "serialized" not in log.getvalue(), log.getvalue()
-            return code
+            return super().compile(target, logs=log)
 
     options = functools.partial(cuda.core.ProgramOptions, ofast_compile=None if optimised else "max")
     with mock.patch.multiple(cuda.core, ProgramOptions=options, Program=Program):
         text = _text(source) if entry is None else only(entry, _text(source))
-        return _compile(source, text, defines, architecture)
+        code = _compile(source, text, defines, architecture)
+    assert "serialized" not in log.getvalue(), log.getvalue()
+    return code

@@ -122,10 +122,15 @@ def workspace(grid: Grid, value: Tensor, rows: int) -> int:
 def rounds(problems: int, taken: Callable[[int], int], *inputs: Tensor) -> Iterator[slice]:
     """Heads whose tables are made together, which are `taken(heads)` bytes."""
     most = max(_WORKSPACE, sum(part.nbytes for part in inputs))
-    numbers = (number for number in range(1, problems) if taken(count_blocks(problems, number)) <= most)
-    fewest = next(numbers, problems)
+
+    def fits(number: int) -> bool:
+        # the last round has fewer heads, which may take more, see `divided` in march.py
+        together = count_blocks(problems, number)
+        return max(taken(together), taken(problems % together or together)) <= most
+
+    fewest = next(filter(fits, range(1, problems)), problems)
     # of one size and aligned if a few rounds more make them so, see `forward`; else nearly of one size
-    even = (number for number in range(fewest, 2 * fewest) if problems % (4 * number) == 0)
-    together = -(-problems // next(even, fewest)) if problems else 1
+    even = (number for number in range(fewest, 2 * fewest) if problems % (4 * number) == 0 and fits(number))
+    together = count_blocks(problems, next(even, fewest)) if problems else 1
     for first in range(0, problems, together):
         yield slice(first, min(first + together, problems))

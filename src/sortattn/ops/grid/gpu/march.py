@@ -64,7 +64,6 @@ def serves(grid: Grid, query: Tensor, key: Tensor, value: Tensor, weight: Tensor
         and all(part.data_ptr() % 16 == 0 for part in (query, key, value))
         and value.shape[2] == CHANNELS
         and grid.layout.padded in (32, 64)
-        and grid.dims * grid.layout.padded % (2 * _ROWS) == 0
         and here(query.device)
     )
 
@@ -145,7 +144,7 @@ def divided(problems: int, each: int, processors: int) -> int:
 
 
 @functools.cache
-def kernel_of(padded: int, tables: int, chunk: int, kind: str = "riesz", short: bool = False) -> Kernel:
+def kernel_of(padded: int, tables: int, chunk: int, kind: str, short: bool) -> Kernel:
     """For so many nodes, with that many groups of warps that have tables; `short` for points in bfloat16."""
     numbers = {"KIND": KINDS[kind], "GP": padded, "TABLES": tables, "CHUNK": chunk, "SHORT": int(short)}
     numbers |= {"STAGES": _stages(padded, tables, chunk, kind), "STATS": STATS.value}
@@ -153,7 +152,7 @@ def kernel_of(padded: int, tables: int, chunk: int, kind: str = "riesz", short: 
     return Kernel(_SOURCE, "march", defines, exactly=True)
 
 
-def shared_of(padded: int, tables: int, chunk: int, kind: str = "riesz") -> int:
+def shared_of(padded: int, tables: int, chunk: int, kind: str) -> int:
     """Bytes of shared memory: tables twice, stages, barriers, and what is known of nodes."""
     rows = tables * _ROWS
     known = rows * _KNOWN[kind]

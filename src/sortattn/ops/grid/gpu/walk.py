@@ -79,7 +79,8 @@ def bends_kernel(
         scale = tl.exp2(tl.floor(14.0 - tl.log2(tl.maximum(bound, 1e-30))))
         # a bend is the sum of four numbers at most
         own = tl.exp2(tl.floor(13.0 - tl.log2(tl.maximum(most, 1e-30))))
-        up = tl.exp2(tl.floor(15.0 - tl.log2(tl.maximum(CHUNK * value, 1e-30))))
+        # times `unit`, 2^15, it is finite too
+        up = tl.exp2(tl.floor(15.0 - tl.log2(tl.maximum(CHUNK * value, 2e-29))))
     else:
         scale, own, up = 1.0 + 0.0 * bound, 1.0, 1.0
     # infinities and NaN
