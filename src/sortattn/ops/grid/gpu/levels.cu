@@ -40,7 +40,7 @@ struct Scales {
 
 // f at u, in bandwidths times RATE
 inline float value(float u) { return FACTORED ? power_of_two(15 - fabsf(u)) : __saturatef(1 - fabsf(u)); }
-// max(SLOPE x - z, 0), z the lower or the upper half of a word, and x
+// x and max(SLOPE x + z, 0), z the lower or the upper half of a word: minus what is taken off
 inline unsigned corrected_low(unsigned x, unsigned less) {
     unsigned result;
     asm("{.reg .b16 l, h; .reg .b32 z, s; mov.b32 {l, h}, %2; mov.b32 z, {l, l}; mov.b32 s, 0x31553155; "
