@@ -122,8 +122,15 @@ def test_all_kernels_compile(name, dtype, masked, count, capability, seen):
     }
 
 
-@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("add_riesz", torch.float16),
+        ("add_riesz", torch.bfloat16),
+        ("add_laplace", torch.float16),
+        ("add_bump", torch.bfloat16),
+    ],
+)
 def test_kernels_of_calls_that_march_compile(dtype, name, seen, monkeypatch):
     from sortattn.ops.grid.gpu import causal, finish, march
     from sortattn.ops.grid.gpu.formula import formula
