@@ -119,7 +119,8 @@ def _place_type(kind: str) -> torch.dtype:
 def workspace(grid: Grid, heads: int, length: int) -> int:
     """Bytes of the units of some heads, of places, and of rows if they are not float16."""
     rows = 0 if grid.layout.dtype == torch.float16 else 2 * CHANNELS
-    places = grid.dims * (2 if grid.formula.kind == "bump" else 4)
+    # of add_riesz those of keys too
+    places = grid.dims * _place_type(grid.formula.kind).itemsize * (2 if grid.formula.riesz else 1)
     units = _units(grid, heads, processors(grid.nodes.get_device()))[2]
     return length * (units * (2 * CHANNELS + 4) + heads * (places + rows))
 
