@@ -66,7 +66,8 @@ def test_one_graph_serves_all_lengths(name, backend, device):
 
 
 @pytest.mark.parametrize(
-    ("name", "backend", "kv_heads"), [("add_laplace", "tiled", 2), ("softmax", "reference", 2), ("elu", "linear", 4)]
+    ("name", "backend", "kv_heads"),
+    [("add_laplace", "tiled", 2), ("add_bump", "sorted", 2), ("softmax", "reference", 2), ("elu", "linear", 4)],
 )
 def test_causal_masked_and_grouped_calls_compile(name, backend, kv_heads, device):
     def call(query, key, value, mask):

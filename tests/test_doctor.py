@@ -10,7 +10,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "kernel.nbc").write_bytes(bytes(3_000_000))
     (tmp_path / "module.pyc").write_bytes(bytes(1_000_000))
-    monkeypatch.setattr(cache, "folder", lambda: tmp_path)
+    monkeypatch.setattr(cache, "folders", lambda: [tmp_path])
     monkeypatch.setenv("SORTATTN_CACHE", str(tmp_path / "cuda"))
     # which compiles for half a minute
     monkeypatch.setattr(doctor, "BACKENDS", tuple(name for name in doctor.BACKENDS if name != "keops"))

@@ -14,7 +14,7 @@ SHAPE = Shape((2,), 5, 7, 3, 2)
 OPERATORS = {
     "sided_sum", "sided_sum_backward", "tiled_sum", "tiled_sum_backward", "sign_dot", "sign_dot_backward",
     "collect", "project", "spread", "unfit", "quotient", "quotient_backward", "grid_plan", "grid_collect", "grid_read",
-    "grid_weights_backward", "grid_causal", "grid_causal_backward",
+    "grid_weights_backward", "grid_causal", "grid_causal_backward", "causal_sum", "causal_sum_backward",
 }  # fmt: skip
 
 
@@ -40,13 +40,13 @@ def attend(name, backend, shape=SHAPE, dtype=torch.float32, **options):
     return call
 
 
-def learn(backend):
+def learn(backend, rows=5, **options):
     def call(device):
         slopes, jumps = leaves(torch.tensor([-0.25, 0.75, -0.5]), torch.tensor([0.5, 0.25]))
         kernel = sortattn.Spline([-1.0, 0.5], slopes, jumps=jumps, offset=1.0)
         bandwidth = torch.tensor([0.5, 2.0], device=device, requires_grad=True)
-        points = leaves(*draw(Shape((2,), 5, 7, 3, 2), torch.float32, device))
-        sortattn.kernel_attention(*points, kernel, bandwidth=bandwidth, backend=backend).sum().backward()
+        points = leaves(*draw(Shape((2,), rows, 7, 3, 2), torch.float32, device))
+        sortattn.kernel_attention(*points, kernel, bandwidth=bandwidth, backend=backend, **options).sum().backward()
 
     return call
 
@@ -78,10 +78,12 @@ SAMPLES = {
     "grid_bump_masked": attend("add_bump", "grid:8", key_mask=torch.tensor([[True] * 5 + [False] * 2])),
     "grid_no_keys": attend("add_riesz", "grid:8", Shape((2,), 5, 0, 3, 2)),
     "grid_causal": attend("add_riesz", "grid:8", is_causal=True),
+    "sorted_causal": attend("add_bump", "sorted", Shape((2,), 40, 37, 3, 2), is_causal=True),
     "tiled_laplace": attend("laplace", "tiled"),
     "tiled_causal": attend("add_bump", "tiled", is_causal=True),
     "tiled_grouped": attend("riesz", "tiled", Shape((2, 2), 5, 7, 3, 2), dtype=torch.float64),
     "tiled_spline_coefficients": learn("tiled"),
+    "causal_spline_coefficients": learn("sorted", rows=40, is_causal=True),
 }
 
 

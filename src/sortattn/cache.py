@@ -5,11 +5,12 @@ from pathlib import Path
 from .cuda import compile as cuda
 
 
-def folder() -> Path:
-    """The folder in which Numba keeps this package's kernels for the CPU (it may not exist yet)."""
+def folders() -> list[Path]:
+    """The folders in which Numba keeps this package's kernels for the CPU (they may not exist yet)."""
     from .ops.sorted.drive import sort_head
+    from .ops.tiled.cpu_sums import sum_heads
 
-    return Path(sort_head.stats.cache_path)
+    return [Path(kernel.stats.cache_path) for kernel in (sort_head, sum_heads)]
 
 
 def cuda_folder() -> Path:
@@ -19,7 +20,8 @@ def cuda_folder() -> Path:
 
 def clear() -> int:
     """Delete the compiled kernels; returns how many files that were. They are made again when next needed."""
-    files = [path for pattern in ("*.nbi", "*.nbc") for path in folder().glob(pattern)] + cuda.files()
+    files = [path for folder in folders() for pattern in ("*.nbi", "*.nbc") for path in folder.glob(pattern)]
+    files += cuda.files()
     for path in files:
         path.unlink(missing_ok=True)
     return len(files)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .cuda.support import architecture
 from .kernels import FeatureKernel, Gauss, Kernel, SidedKernel, Softmax
-from .ops import keops, linear, reference, tiled
+from .ops import causal, keops, linear, reference, tiled
 from .ops.grid import Grid, gpu
 from .ops.grid.error import worst
 from .ops.grid.options import MOST, nodes_for
@@ -56,24 +56,40 @@ class Cost:
 # on a GPU two calls in 16 bits with 64 nodes, of which one is for the estimate of the error, that a decision waits for
 _GRID = Cost(call=3e6, point=7e-4)
 _GRID_GRADIENTS = Cost(call=5e6, point=2e-3)
+# of causal calls, N = 512 ... 4096, with the estimate of the error, which takes as long again, and 192 nodes, which
+# float16 asks for: by torch operations it is never faster than sorting
+_GRID_CPU = Cost(call=2e7, point=28.0)
 # The architecture of GPUs whose own is not in the table.
 _DEFAULT = "sm_90"
-# For the CPU and by architecture of GPUs, and with gradients where that was measured; by kernel, or else by kind of
-# kernel. Float32, D = C = 64. The CPU's were measured on two cores of an x86-64 server (AVX-512) for N = 16 ... 1024,
-# those of sm_90 on an NVIDIA H200 for N = 512 ... 16,384; see docs/performance.md
+# For the CPU and by architecture of GPUs, and for causal calls or with gradients where these were measured; by kernel,
+# or else by kind of kernel. Float32, D = C = 64. The CPU's were measured on two cores of an x86-64 server (AVX-512) for
+# N = 64 ... 1024, causal 64 ... 4096, those of sm_90 on an NVIDIA H200 for N = 512 ... 16,384; see docs/performance.md
 _COSTS: dict[str, dict[str, dict[str, Cost]]] = {
     "cpu": {
         "sided": {
-            "reference": Cost(call=1.2e6, pair=1.3, product=0.04),
-            "tiled": Cost(call=1.25e6, pair=1.2, product=0.04),
-            "sorted": Cost(call=1.45e6, point=0.25),
-            # of causal calls, N = 512 ... 4096; others take half of it, and are still slower than `sorted`
-            # with the estimate of its error, which takes as long again, and 192 nodes: float16 asks for so many
-            "grid": Cost(call=2e7, point=28.0),
+            "reference": Cost(call=4.3e6, pair=3.5),
+            "tiled": Cost(call=9e5, pair=6.3),
+            "sorted": Cost(call=8.9e5, point=0.14),
+            "grid": _GRID_CPU,
+        },
+        "add_riesz": {
+            "tiled": Cost(call=1.7e5, pair=0.0141, product=0.0094),
+            "sorted": Cost(call=1.16e6, point=0.149),
+            "grid": _GRID_CPU,
+        },
+        "add_laplace": {
+            "tiled": Cost(call=2e5, pair=0.0154, product=0.0103),
+            "sorted": Cost(call=8.5e5, point=0.147),
+            "grid": _GRID_CPU,
+        },
+        "add_bump": {
+            "tiled": Cost(call=1.6e5, pair=0.0175, product=0.0117),
+            "sorted": Cost(call=8.6e5, point=0.192),
+            "grid": _GRID_CPU,
         },
         "dense": {
-            "reference": Cost(call=1.0e6, pair=2.0, product=0.04),
-            "tiled": Cost(call=1.1e6, pair=1.7, product=0.04),
+            "reference": Cost(call=4.2e5, pair=1.1),
+            "tiled": Cost(call=1.9e5, pair=0.0175, product=0.0117),
         },
         "sdpa": {
             "reference": Cost(call=1.7e5, pair=0.04, product=0.04),
@@ -82,6 +98,29 @@ _COSTS: dict[str, dict[str, dict[str, Cost]]] = {
         "features": {
             "reference": Cost(call=2.0e5, pair=0.1, product=0.03),
             "linear": Cost(call=2.1e5, feature=0.11),
+        },
+    },
+    "cpu causal": {
+        "sided": {
+            "reference": Cost(call=2.9e6, pair=2.9),
+            "tiled": Cost(call=1e6, pair=5.4),
+            "sorted": Cost(call=1.9e5, point=4.15),
+            "grid": _GRID_CPU,
+        },
+        "add_riesz": {
+            "tiled": Cost(call=1.9e5, pair=0.0055, product=0.0037),
+            "sorted": Cost(call=4.5e5, point=0.175),
+            "grid": _GRID_CPU,
+        },
+        "add_laplace": {
+            "tiled": Cost(call=2e5, pair=0.007, product=0.0046),
+            "sorted": Cost(call=4.7e5, point=0.2),
+            "grid": _GRID_CPU,
+        },
+        "add_bump": {
+            "tiled": Cost(call=1.7e5, pair=0.0074, product=0.005),
+            "sorted": Cost(call=4.5e5, point=0.222),
+            "grid": _GRID_CPU,
         },
     },
     "sm_90": {
@@ -142,6 +181,8 @@ def backend(name: str, problem: Problem, kernel: Kernel, normalised: bool) -> Mo
     if name == "auto":
         name = _rounding_grid(problem, kernel, normalised) or cheapest(problem, kernel, normalised)
     module = named(name)
+    if module is sorted_ and problem.causal:
+        module = causal
     reason = module.why_not(problem, kernel, normalised)
     if reason:
         raise RuntimeError(f"backend {name!r} cannot serve this call: {reason}")
@@ -192,12 +233,16 @@ def cheapest(problem: Problem, kernel: Kernel, normalised: bool, backends: tuple
 
 
 def _costs(problem: Problem, kernel: Kernel) -> dict[str, Cost]:
-    device = _kind_of(problem.query.device)
+    device, family = _kind_of(problem.query.device), _family(kernel)
+    if problem.causal and family == "sided":
+        causal_costs = _COSTS.get(f"{device} causal")
+        if causal_costs is not None:
+            return causal_costs.get(kernel.name) or causal_costs[family]
+    costs = _COSTS[device].get(kernel.name) or _COSTS[device][family]
     if torch.is_grad_enabled() and any(part.requires_grad for part in (problem.query, problem.key, problem.value)):
-        found = _COSTS.get(f"{device} with gradients", {}).get(kernel.name)
-        if found is not None:
-            return found
-    return _COSTS[device].get(kernel.name) or _COSTS[device][_family(kernel)]
+        costs = _COSTS.get(f"{device} with gradients", {}).get(kernel.name) or costs
+    # causal sums by sorting are several calls: what these take together was not measured on this device
+    return {name: cost for name, cost in costs.items() if not (problem.causal and name == "sorted")}
 
 
 def _kind_of(device: torch.device) -> str:
@@ -245,11 +290,11 @@ def cost_table() -> str:
         "auto takes the backend with the lowest estimate, in ns, for P heads, M queries, N keys, D, C, F features:"
     ]
     for device, table in _COSTS.items():
+        others = " and GPUs that are not in this table" if device.startswith(_DEFAULT) else ""
         for kind, costs in table.items():
             members = kinds.get(kind, kind)
             # those with an estimate of their own
             members = ", ".join(name for name in members.split(", ") if name == kind or name not in table)
-            others = " and GPUs that are not in this table" if device.startswith(_DEFAULT) else ""
             lines.append(f"{device}{others}: {members}")
             lines.extend(f"  {name:<10} {_formula(cost)}" for name, cost in costs.items())
     return "\n".join(lines)

@@ -25,7 +25,8 @@ def doctor(*, costs: bool = False, clear_cache: bool = False) -> int:
         print(choose.cost_table())
         return 0
     if clear_cache:
-        print(f"Removed {cache.clear()} files from {cache.folder()} and {cache.cuda_folder()}")
+        folders = ", ".join(map(str, cache.folders()))
+        print(f"Removed {cache.clear()} files from {folders} and {cache.cuda_folder()}")
         return 0
     print(_section("Versions", _versions()))
     print(_section("Devices", _devices()))
@@ -80,7 +81,7 @@ def _device_names() -> list[str]:
 
 def _cache() -> list[tuple[str, str]]:
     # Numba keeps an index and the code of every function; Python keeps its own files in the same folder
-    kinds = (("cpu", cache.folder(), "*.nb[ic]"), ("cuda", cache.cuda_folder(), "*.cubin"))
+    kinds = [("cpu", folder, "*.nb[ic]") for folder in cache.folders()] + [("cuda", cache.cuda_folder(), "*.cubin")]
     lines = []
     for device, folder, pattern in kinds:
         files = list(Path(folder).rglob(pattern))

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...cuda import launch
 from ...kernels import Terms
+from .. import bandwidths
 from ..batching import fold, refuse_coefficients, unfold
 from ..direct import differentiated_once, direct, shortcut
 from . import lent, quotient
@@ -145,7 +146,7 @@ sided_sum_backward = differentiated_once(
     torch.library.custom_op("sortattn::sided_sum_backward", _gradients, mutates_args=())
 )
 # an operator has torch import its compiler at the first call, which takes seconds
-_gradients_directly = shortcut(sided_sum_backward, _gradients)
+gradients_directly = shortcut(sided_sum_backward, _gradients)
 
 
 def _empty_gradients(
@@ -210,7 +211,7 @@ def _fill(
     elif wants_value:
         walk.scatter(queries, keys, grad, grad_extra, terms, bandwidth, mirrored=True, into=(by_value, by_weight))
     if wants_bandwidth:
-        by_bandwidth.copy_(_bandwidth_gradient(query, key, by_query, by_key, bandwidth, bool(terms.folded)))
+        by_bandwidth.copy_(bandwidths.gradient(query, key, by_query, by_key, bandwidth, not terms.folded))
     if wants_terms:
         for gradient, name in ((by_below, "below"), (by_above, "above")):
             if name == "above" and not terms.rate:
@@ -267,19 +268,8 @@ def _unit_tables(table: Tensor):
 
 
 def _inner(left: Tensor, right: Tensor) -> Tensor:
-    # first over the points: a sum of everything at once would round differently with the number of threads
+    # as in `bandwidths`
     return (left * right).sum(1, dtype=torch.float64).sum()
-
-
-def _bandwidth_gradient(
-    query: Tensor, key: Tensor, grad_query: Tensor, grad_key: Tensor, bandwidth: Tensor, folded: bool
-) -> Tensor:
-    # the sum of all gradients of a stationary kernel is zero, so any origin serves; a near one does not cancel
-    origin = key.mean(1, keepdim=True) if key.shape[1] and not folded else 0.0
-    products = ((query - origin) * grad_query).sum(1, dtype=torch.float64)
-    products = products + ((key - origin) * grad_key).sum(1, dtype=torch.float64)
-    # over the points first, as in `_inner`
-    return -products.sum(1) / bandwidth
 
 
 def _setup(ctx, inputs, output):
@@ -301,7 +291,7 @@ def _backward(ctx, grad, grad_extra, *_):
         grad = query.new_zeros(*query.shape[:2], value.shape[2])
     if grad_extra is None:
         grad_extra = query.new_zeros(query.shape[:2])
-    gradients = _gradients_directly(
+    gradients = gradients_directly(
         grad,
         grad_extra,
         *tensors,

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from ...cuda.support import trouble
-from ...kernels import Kernel, SidedKernel
+from ...kernels import KERNELS, Kernel, SidedKernel, rebuild
 from ...validation import Problem, autocasts
 from ..direct import plain
+from ..recorded import recorded
 from ..repeated import Again
 from . import classes
-from .api import sided_sum_directly
+from .api import gradients_directly, sided_sum_directly
 from .lines import walker
 from .quotient import _unfit, quotient_directly, unfit
 from .separable import collect, spread
@@ -21,8 +22,6 @@ def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
     """Why this backend cannot serve the call, or None if it can."""
     if not isinstance(kernel, SidedKernel):
         return f"sorting sums additive kernels such as add_laplace, add_riesz and add_bump, not {kernel.name}"
-    if problem.causal:
-        return "is_causal is not there yet for the sorted backend; use backend='tiled' or 'auto'"
     if problem.query.device.type not in ("cpu", "cuda"):
         return f"the sorted backend runs on the CPU and on NVIDIA GPUs, got tensors on {problem.query.device}"
     if problem.query.device.type == "cuda":
@@ -44,12 +43,12 @@ def attention(problem: Problem, kernel: SidedKernel) -> Tensor:
                 problem.as_given() if narrow else problem.widened(), terms, kernel.floor, walk.attention
             )
     problem = problem.widened()
-    sums, total = _sums(problem, kernel)
+    rows, total = sums(problem, kernel)
     points = problem.query.detach(), problem.key.detach(), problem.value.detach()
     found = (_unfit if plain(*points) else unfit)(*points, problem.group)
     if isinstance(problem.bandwidth, Tensor):
         found = found | ~problem.bandwidth.detach().isfinite().reshape(-1, 1)
-    return quotient_directly(sums, total, found, kernel.floor)
+    return quotient_directly(rows, total, found, kernel.floor)
 
 
 def again(query: Tensor, key: Tensor, value: Tensor, problem: Problem, kernel: SidedKernel) -> Again | None:
@@ -76,28 +75,77 @@ def again(query: Tensor, key: Tensor, value: Tensor, problem: Problem, kernel: S
 
 def kernel_sum(problem: Problem, kernel: SidedKernel) -> Tensor:
     """Kernel sums, `(P, M, C)`."""
-    return _sums(problem, kernel)[0]
+    return sums(problem, kernel)[0]
 
 
-def _sums(problem: Problem, kernel: SidedKernel) -> tuple[Tensor, Tensor]:
-    if isinstance(problem.bandwidth, Tensor):
-        # the head of a NaN or an infinity is found by whoever asks for the sums; here windows and tiles need a number
-        bandwidth = problem.bandwidth
-        problem = replace(problem, bandwidth=torch.where(bandwidth.isfinite(), bandwidth, 1.0))
-    (sums, total), *rest = (_part(problem, part) for part in kernel.parts())
+def sums(problem: Problem, kernel: SidedKernel) -> tuple[Tensor, Tensor]:
+    """Kernel sums of the values `(P, M, C)` and of the weights `(P, M)`, without a mask, in the working type."""
+    problem = _tame(problem)
+    (rows, total), *rest = (_part(problem, part) for part in kernel.parts())
     for more, more_total in rest:
-        sums, total = sums + more, total + more_total
-    return sums, total
+        rows, total = rows + more, total + more_total
+    return rows, total
+
+
+def gradients(
+    problem: Problem, name: str, parameters: Tensor | None, learned: bool, grad: Tensor, grad_total: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradients of query, key, value, bandwidth and parameters from those of both `sums`; None where there is none.
+
+    For a caller that does not record: the kernel is that of this name with these parameters, which may be `learned`.
+    """
+    problem = _tame(problem)
+    bandwidth, tau = _numbers_of(problem)
+    if parameters is None:
+        # of the sums nothing is needed
+        terms = KERNELS[name].terms()
+        none = problem.query.new_empty(*problem.query.shape[::2], 0, dtype=torch.int32)
+        by_query, by_key, by_value, _, by_bandwidth, *_ = gradients_directly(
+            grad, grad_total, *_points(problem), problem.weight, bandwidth, terms.nodes, terms.below, terms.above, none,
+            none, tau, terms.rate, terms.compact, terms.folded, terms.constant, True, bandwidth is not None, True,
+            False, problem.dtype.itemsize < 4,
+        )  # fmt: skip
+        by_bandwidth = None if bandwidth is None else by_bandwidth.reshape(problem.bandwidth.shape)
+        return by_query, by_key, by_value, by_bandwidth, None
+
+    def again() -> list[Tensor | None]:
+        given = problem.query, problem.key, problem.value, problem.bandwidth, parameters
+        wanted = (True, True, True, bandwidth is not None, learned)
+        leaves = [part.detach().requires_grad_() if asked else part for part, asked in zip(given, wanted, strict=True)]
+        made = sums(replace(problem, **dict(zip(_LEARNED, leaves[:-1], strict=True))), rebuild(name, leaves[-1]))
+        asked = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
+        found = iter(torch.autograd.grad(made, asked, (grad, grad_total), materialize_grads=True))
+        return [next(found) if want else None for want in wanted]
+
+    return tuple(recorded(again))
+
+
+_LEARNED = ("query", "key", "value", "bandwidth")
+
+
+def _tame(problem: Problem) -> Problem:
+    if not isinstance(problem.bandwidth, Tensor):
+        return problem
+    # the head of a NaN or an infinity is found by whoever asks for the sums; here windows and tiles need a number
+    return replace(problem, bandwidth=torch.where(problem.bandwidth.isfinite(), problem.bandwidth, 1.0))
+
+
+def _points(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    # heads of a group are sorted together: what is no number in one of them must not reach the others
+    query = problem.query.nan_to_num(0.0, 0.0, 0.0) if problem.group > 1 else problem.query
+    return query, problem.key, problem.value
+
+
+def _numbers_of(problem: Problem) -> tuple[Tensor | None, float]:
+    """The bandwidths `(P,)` in float64, or the one of all problems."""
+    if isinstance(problem.bandwidth, Tensor):
+        return problem.bandwidth.to(torch.float64).reshape(-1), 0.0
+    return None, problem.bandwidth
 
 
 def _part(problem: Problem, kernel: SidedKernel) -> tuple[Tensor, Tensor]:
-    query, key, value = problem.query, problem.key, problem.value
-    if problem.group > 1:
-        # heads of a group are sorted together: what is no number in one of them must not reach the others
-        query = query.nan_to_num(0.0, 0.0, 0.0)
-    bandwidth, tau = None, problem.bandwidth
-    if isinstance(tau, Tensor):
-        bandwidth, tau = tau.to(torch.float64).reshape(-1), 0.0
+    query, key, value = _points(problem)
+    bandwidth, tau = _numbers_of(problem)
     terms = kernel.terms()
     # it comes first, so that the backward pass comes to it last, when the sorted sums hold no memory
     parts = kernel.separable(query, key, problem.bandwidth)
@@ -107,11 +155,11 @@ def _part(problem: Problem, kernel: SidedKernel) -> tuple[Tensor, Tensor]:
         factors = torch.stack([weight, column * weight], 1)
         vectors, counts = collect(factors, value), factors.sum(-1)
     # the argsorts, which only the backward pass needs, are not kept alive by a name here
-    sums, total = sided_sum_directly(
+    rows, total = sided_sum_directly(
         query, key, value, problem.weight, bandwidth, terms.nodes, terms.below, terms.above, tau, terms.rate,
         terms.compact, terms.folded, terms.constant, True, problem.dtype.itemsize < 4,
     )[:2]  # fmt: skip
     if parts is not None:
-        sums = spread(sums, torch.stack([row, torch.ones_like(row)], 1), vectors)
+        rows = spread(rows, torch.stack([row, torch.ones_like(row)], 1), vectors)
         total = total + row * counts[:, :1] + counts[:, 1:]
-    return sums, total
+    return rows, total

@@ -285,7 +285,7 @@ def _rounded(coefficients: np.ndarray, real: np.dtype) -> np.ndarray:
 
 def _constants(terms: Terms, width: int) -> tuple:
     """What the walker is compiled for: channels, coefficients of a polynomial, and of those on all sides."""
-    from .simd import Constant
+    from ...cpu.simd import Constant
 
     powers = terms.below.shape[1]
     # with a rate both sides are walked, also for the derivative with respect to the coefficients of one of them

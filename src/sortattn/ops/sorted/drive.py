@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from .compiled import compiled, digest, entry
+from ...cpu.compiled import compiled, digest, entry
+from ...cpu.simd import SPARE, aligned, at, put, value_of
 from .events import make_events
 from .halves import begin_half, make_halves, sum_positive, sum_rows, zeros_of
 from .moments import make_sums
 from .plan import Decays, Plan, fill_decays, make_plan, plan_groups, plan_tiles
-from .simd import SPARE, aligned, at, put, value_of
 from .sort import sort_column, transpose_columns
 from .walk import Sources, Targets, walk
 
@@ -75,11 +75,7 @@ def _walk_line(
 
 
 def _entries(version: str):
-    """The functions that Python calls, compiled once and kept on disk.
-
-    Numba recompiles a kept function when its own file changes, not when one does that it calls into; but what a
-    function closes over is part of its key, and `version` is a digest of all of them.
-    """
+    """The functions that Python calls, compiled once and kept on disk; `version` is part of their key there."""
 
     @entry
     def sort_head(points, start, stop, order):
@@ -172,4 +168,4 @@ def _entries(version: str):
     return sort_head, walk_head
 
 
-sort_head, walk_head = _entries(digest())
+sort_head, walk_head = _entries(digest(__file__, "events", "halves", "moments", "plan", "sort", "sweep", "walk"))

@@ -8,8 +8,8 @@ from collections import namedtuple
 
 import numpy as np
 
-from .compiled import compiled, inlined
-from .simd import (
+from ...cpu.compiled import compiled, inlined
+from ...cpu.simd import (
     BATCH,
     FOUR,
     SPARE,

@@ -8,8 +8,8 @@ from collections import namedtuple
 
 import numpy as np
 
-from .compiled import compiled
-from .simd import aligned, at, load, multiply_add, store, value_of, widen, zeros
+from ...cpu.compiled import compiled
+from ...cpu.simd import aligned, at, load, multiply_add, store, value_of, widen, zeros
 
 # rows that are summed in the working precision before float64 takes over
 _BLOCK = 32

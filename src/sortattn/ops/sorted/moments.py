@@ -10,10 +10,10 @@ from collections import namedtuple
 
 import numpy as np
 
-from .compiled import compiled, inlined
+from ...cpu.compiled import compiled, inlined
+from ...cpu.exponential import exp
+from ...cpu.simd import aligned, at, load, multiply_add, narrow, put, store, value_of, widen, zeros
 from .events import FOLD, list_far, weigh_far
-from .exponential import exp
-from .simd import aligned, at, load, multiply_add, narrow, put, store, value_of, widen, zeros
 
 # sums of far sources, flat, a row for each power on each side; the extras go with them
 Sums = namedtuple("Sums", "moments extras local local_extra base base_extra")

@@ -5,9 +5,9 @@ from collections import namedtuple
 
 import numpy as np
 
-from .compiled import compiled
-from .exponential import exp
-from .simd import SCAN, SPARE, at, count_below, count_up_to, put
+from ...cpu.compiled import compiled
+from ...cpu.exponential import exp
+from ...cpu.simd import SCAN, SPARE, at, count_below, count_up_to, put
 
 # targets of a tile
 TILE = 64

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from .compiled import compiled
-from .simd import at, float_from_bits, put
+from ...cpu.compiled import compiled
+from ...cpu.simd import at, float_from_bits, put
 
 # the radix sort: four passes over few bins cost less than three over many, which do not stay in the first-level cache
 _BITS = 8

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from .compiled import compiled
+from ...cpu.compiled import compiled
+from ...cpu.simd import load, store, value_of
 from .moments import absorb, fold, shift
 from .plan import first_beyond
-from .simd import load, store, value_of
 
 
 @compiled

@@ -27,11 +27,8 @@ from collections import namedtuple
 
 import numpy as np
 
-from .compiled import compiled
-from .events import FOLD, four, list_tile, near_weights
-from .moments import absorb, fold, shift, sum_far
-from .plan import first_beyond
-from .simd import (
+from ...cpu.compiled import compiled
+from ...cpu.simd import (
     FOUR,
     SPARE,
     at,
@@ -49,6 +46,9 @@ from .simd import (
     widen,
     zeros,
 )  # fmt: skip
+from .events import FOLD, four, list_tile, near_weights
+from .moments import absorb, fold, shift, sum_far
+from .plan import first_beyond
 from .sweep import sweep_from_top
 
 # sources in a window that are summed one by one

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ..batching import fold, refuse_coefficients, unfold
 from ..direct import differentiated_once, direct, shortcut
-from . import blocks, cuda
+from . import blocks, cpu, cuda
 from .inputs import TENSORS, Inputs, schema
 
 
@@ -22,7 +22,9 @@ def _forward(*arguments) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _way(inputs: Inputs):
-    return cuda if cuda.serves(inputs.query, inputs.value, inputs.kernel) else blocks
+    if cuda.serves(inputs.query, inputs.value, inputs.kernel):
+        return cuda
+    return cpu if cpu.serves(inputs) else blocks
 
 
 tiled_sum = torch.library.custom_op("sortattn::tiled_sum", _forward, mutates_args=(), schema=schema(3))
@@ -51,7 +53,7 @@ tiled_sum_backward = torch.library.custom_op(
     "sortattn::tiled_sum_backward", _gradients, mutates_args=(), schema=schema(5, "grad", "rows", "total", "shift")
 )
 differentiated_once(tiled_sum_backward)
-_gradients_directly = shortcut(tiled_sum_backward, _gradients)
+gradients_directly = shortcut(tiled_sum_backward, _gradients)
 
 
 @tiled_sum_backward.register_fake
@@ -78,7 +80,7 @@ def _backward(ctx, grad, *_):
     if grad is None:
         return (None,) * (TENSORS + len(ctx.options))
     saved = ctx.saved_tensors
-    *gradients, dtau, dparameters = _gradients_directly(grad, *saved, *ctx.options)
+    *gradients, dtau, dparameters = gradients_directly(grad, *saved, *ctx.options)
     *_, bandwidth, parameters = saved
     dtau, dparameters = None if bandwidth is None else dtau, None if parameters is None else dparameters
     return *gradients, None, dtau, dparameters, *(None,) * len(ctx.options)

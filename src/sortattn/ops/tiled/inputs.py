@@ -32,8 +32,8 @@ TENSORS = 6
 _TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", float: "float", str: "str", bool: "bool", int: "SymInt"}
 
 
-def schema(outputs: int, *more: str) -> str:
-    """The schema of an operator with so many outputs that takes `more` tensors and then `Inputs`."""
+def schema(outputs: int, *more: str, last: tuple[str, ...] = ()) -> str:
+    """The schema of an operator with so many outputs that takes `more` tensors, then `Inputs`, and then the `last`."""
     names = [f"Tensor {name}" for name in more]
     names += [f"{_TYPES[kind]} {name}" for name, kind in Inputs.__annotations__.items()]
-    return f"({', '.join(names)}) -> ({', '.join(['Tensor'] * outputs)})"
+    return f"({', '.join((*names, *last))}) -> ({', '.join(['Tensor'] * outputs)})"

@@ -358,6 +358,49 @@ for _symbol, _instruction in ((operator.add, "fadd"), (operator.sub, "fsub"), (o
 
 
 @intrinsic
+def absolute(typing, vector):
+    """Every lane without its sign."""
+
+    def emit(context, builder, signature, args):
+        kind = context.get_value_type(vector)
+        return _call(builder, f"llvm.fabs.{_suffix(kind, vector)}", kind, list(args))
+
+    return vector(vector), emit
+
+
+def _extreme(comparison):
+    @intrinsic
+    def choose(typing, left, right):
+        def emit(context, builder, signature, args):
+            return builder.select(builder.fcmp_ordered(comparison, *args), *args)
+
+        return left(left, right), emit
+
+    return choose
+
+
+# lane by lane; the right one where either is no number
+smaller = _extreme("<")
+larger = _extreme(">")
+
+
+@intrinsic
+def signed(typing, place, vector):
+    """`vector` where `place` is positive, its negative where that is negative, zero at zero."""
+
+    def emit(context, builder, signature, args):
+        kind = context.get_value_type(vector)
+        bits = ir.VectorType(ir.IntType(vector.scalar.bitwidth), vector.width)
+        sign = ir.Constant(bits, [1 << (vector.scalar.bitwidth - 1)] * vector.width)
+        # two instructions instead of the four that choosing among two signs takes
+        turned = builder.xor(builder.bitcast(args[1], bits), builder.and_(builder.bitcast(args[0], bits), sign))
+        zero = ir.Constant(kind, [0.0] * kind.count)
+        return builder.select(builder.fcmp_ordered("!=", args[0], zero), builder.bitcast(turned, kind), zero)
+
+    return vector(vector, vector), emit
+
+
+@intrinsic
 def heaviside(typing, place, vector):
     """`vector` where `place` is positive, half of it at zero, zero elsewhere."""
 

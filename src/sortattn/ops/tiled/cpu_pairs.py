@@ -1,0 +1,218 @@
+"""Numbers of pairs on the CPU: four queries at a time against a block of keys, whose lanes are neighbouring keys.
+
+With `t = sum_d a(q_d - k_d)`:
+
+    kernel           a(u)                   Phi(q, k)
+    add_riesz        |u|                    (|q|_1 + |k|_1 - t) / tau + eps D
+    add_laplace      exp(-|u| / tau)        t
+    add_bump         max(0, tau - |u|)      t / tau
+    laplace          |u|                    exp(-t / tau)
+    riesz            u^2                    (|q|_2 + |k|_2 - sqrt(t)) / tau + eps
+
+Differences are those of the coordinates as they were given: an offset costs no digits, and ties are ties. With `o` in
+the middle of all points, `exp(-|u| / tau)` is the lesser of `e^(q - o) e^(o - k)` and `e^(o - q) e^(k - o)`, each of
+which is made of one number for the query and one for the key; where points are so far apart that these would overflow,
+there is an exponential for every pair.
+"""
+
+import numpy as np
+
+from ...cpu.compiled import compiled, inlined
+from ...cpu.exponential import exp
+from ...cpu.simd import (
+    Constant,
+    absolute,
+    at,
+    inner,
+    larger,
+    load,
+    multiply_add,
+    put,
+    smaller,
+    splat,
+    store,
+    value_of,
+    zeros,
+)
+
+# kernels by their number, which the compiler knows
+ADD_RIESZ, ADD_LAPLACE, ADD_BUMP, LAPLACE, RIESZ = range(5)
+# queries that are taken together, and keys of a block
+QUERIES, KEYS = 4, 64
+ALL = Constant(KEYS)
+# lanes of a vector: keys, or channels
+WIDTH = 32
+LANES = Constant(WIDTH)
+# e-folds between the outermost points up to which exponentials are products: the middle is half as far from each
+REACH = 80.0
+
+
+@compiled
+def transpose(points, start, count, room):
+    """`room (D, KEYS)`: rows `start ... start + count - 1` of `points (N, D)`, zeros for those that are missing."""
+    dims = points.shape[1]
+    for d in range(dims):
+        for n in range(count):
+            put(room, d * KEYS + n, points[start + n, d])
+        for n in range(count, KEYS):
+            put(room, d * KEYS + n, points.dtype.type(0.0))
+
+
+@compiled
+def tiles_of(points):
+    """Rows `(M, D)` in tiles `(D, QUERIES)`, flat; the last row stands in for those that are missing."""
+    count, dims = points.shape
+    tiles = np.empty(-(-count // QUERIES) * QUERIES * dims, points.dtype)
+    for m in range(0, count, QUERIES):
+        for i in range(QUERIES):
+            row = points[min(m + i, count - 1)]
+            for d in range(dims):
+                put(tiles, m * dims + d * QUERIES + i, row[d])
+    return tiles
+
+
+@compiled
+def extremes(points, low, high):
+    """Widen `low (D,)` and `high (D,)` to hold all of `points (N, D)`."""
+    for n in range(points.shape[0]):
+        for d in range(points.shape[1]):
+            low[d] = min(low[d], points[n, d])
+            high[d] = max(high[d], points[n, d])
+
+
+@compiled
+def powers(points, middle, rate, rising, falling):
+    """`e^(x - o)` and `e^(o - x)`, in units of the bandwidth, of `points (N, D)`: `(N, D)` each."""
+    real = points.dtype.type
+    for n in range(points.shape[0]):
+        for d in range(points.shape[1]):
+            # in two parts: the exponent, rounded, would cost as many digits as it is large
+            exponent = (np.float64(points[n, d]) - middle[d]) * rate
+            near = real(exponent)
+            rest = real(exponent - np.float64(near))
+            rising[n, d] = exp(near) * (real(1.0) + rest)
+            falling[n, d] = exp(-near) * (real(1.0) - rest)
+
+
+@inlined
+def _add(kernel, scalar, keys, reach, total):
+    """`total` plus a(u) of one query's coordinate and some keys' ones, in one dimension."""
+    number = value_of(kernel)
+    distance = splat(scalar, LANES) - keys
+    if number == RIESZ:
+        return total + distance * distance
+    if number == ADD_BUMP:
+        return total + larger(splat(reach, LANES) - absolute(distance), splat(type(reach)(0), LANES))
+    return total + absolute(distance)
+
+
+@inlined
+def _add_power(rising, falling, keys_rising, keys_falling, total):
+    below = splat(rising, LANES) * keys_falling
+    above = splat(falling, LANES) * keys_rising
+    return total + smaller(below, above)
+
+
+@compiled
+def add_up(kernel, tiles, place, keys, dims, reach, block):
+    """`block (QUERIES, KEYS)`: the sums of a(u) for the tile `(D, QUERIES)` at this place and `keys (D, KEYS)`."""
+    for first in range(0, KEYS, WIDTH):
+        total0 = total1 = total2 = total3 = zeros(block, LANES)
+        for d in range(dims):
+            some = load(keys, d * KEYS + first, LANES)
+            total0 = _add(kernel, at(tiles, place + 4 * d), some, reach, total0)
+            total1 = _add(kernel, at(tiles, place + 4 * d + 1), some, reach, total1)
+            total2 = _add(kernel, at(tiles, place + 4 * d + 2), some, reach, total2)
+            total3 = _add(kernel, at(tiles, place + 4 * d + 3), some, reach, total3)
+        store(block, first, total0)
+        store(block, KEYS + first, total1)
+        store(block, 2 * KEYS + first, total2)
+        store(block, 3 * KEYS + first, total3)
+
+
+@compiled
+def add_up_powers(rising, falling, place, keys_rising, keys_falling, dims, block):
+    """The same sums of `exp(-|u| / tau)`, from the powers of queries and of keys."""
+    for first in range(0, KEYS, WIDTH):
+        total0 = total1 = total2 = total3 = zeros(block, LANES)
+        for d in range(dims):
+            up, down = load(keys_rising, d * KEYS + first, LANES), load(keys_falling, d * KEYS + first, LANES)
+            total0 = _add_power(at(rising, place + 4 * d), at(falling, place + 4 * d), up, down, total0)
+            total1 = _add_power(at(rising, place + 4 * d + 1), at(falling, place + 4 * d + 1), up, down, total1)
+            total2 = _add_power(at(rising, place + 4 * d + 2), at(falling, place + 4 * d + 2), up, down, total2)
+            total3 = _add_power(at(rising, place + 4 * d + 3), at(falling, place + 4 * d + 3), up, down, total3)
+        store(block, first, total0)
+        store(block, KEYS + first, total1)
+        store(block, 2 * KEYS + first, total2)
+        store(block, 3 * KEYS + first, total3)
+
+
+@compiled
+def add_up_exponentials(tiles, place, keys, dims, rate, block):
+    """The same with an exponential for every pair."""
+    block[:] = 0.0
+    for d in range(dims):
+        for i in range(QUERIES):
+            for n in range(KEYS):
+                distance = abs(at(tiles, place + 4 * d + i) - at(keys, d * KEYS + n))
+                put(block, i * KEYS + n, at(block, i * KEYS + n) + exp(-distance * rate))
+
+
+@compiled
+def multiply(tiles, place, rows, channels, block):
+    """`block (QUERIES, KEYS)`: inner products of the tile `(C, QUERIES)` at this place and `rows (C, KEYS)`."""
+    for first in range(0, KEYS, WIDTH):
+        total0 = total1 = total2 = total3 = zeros(block, LANES)
+        for c in range(channels):
+            some = load(rows, c * KEYS + first, LANES)
+            total0 = multiply_add(at(tiles, place + 4 * c), some, total0)
+            total1 = multiply_add(at(tiles, place + 4 * c + 1), some, total1)
+            total2 = multiply_add(at(tiles, place + 4 * c + 2), some, total2)
+            total3 = multiply_add(at(tiles, place + 4 * c + 3), some, total3)
+        store(block, first, total0)
+        store(block, KEYS + first, total1)
+        store(block, 2 * KEYS + first, total2)
+        store(block, 3 * KEYS + first, total3)
+
+
+@compiled
+def finish(kernel, block, rate, constant, rows, columns):
+    """Make sums of a(u) what is said above, but for the exponential of `laplace`; rows and columns are the norms."""
+    number = value_of(kernel)
+    if number == ADD_LAPLACE:
+        return
+    for i in range(QUERIES):
+        for n in range(KEYS):
+            entry = at(block, i * KEYS + n)
+            if number == RIESZ:
+                entry = np.sqrt(entry)
+            if number in (ADD_RIESZ, RIESZ):
+                # the norms first: where the signs of query and key differ, nothing is left of their sum
+                entry = ((at(rows, i) + at(columns, n)) - entry) * rate + constant
+            else:
+                entry = -entry * rate if number == LAPLACE else entry * rate
+            put(block, i * KEYS + n, entry)
+
+
+@compiled
+def hide(block, limits, weights, nothing):
+    """Put `nothing` where a query does not see a key: from the `limits (QUERIES,)` on, and without weight."""
+    for i in range(QUERIES):
+        for n in range(KEYS):
+            put(block, i * KEYS + n, at(block, i * KEYS + n) if at(weights, n) != 0.0 else nothing)
+        for n in range(limits[i], KEYS):
+            put(block, i * KEYS + n, nothing)
+
+
+@compiled
+def total_of(block, i):
+    """The sum of the numbers of one query, always in the same order."""
+    return inner(load(block, i * KEYS, ALL), splat(block.dtype.type(1.0), ALL))
+
+
+@compiled
+def exponentials(block, i, most):
+    """Those of the numbers of one query, divided by `e^most`; zero where there are none."""
+    for n in range(KEYS):
+        entry = at(block, i * KEYS + n)
+        put(block, i * KEYS + n, exp(entry - most) if entry > -np.inf else block.dtype.type(0.0))

@@ -1,0 +1,292 @@
+"""The backward pass on the CPU: every block of keys against all queries, four at a time.
+
+With `W_mn = <g_m, v_n> + h_m`, where `g` and `h` are the gradients by the sums of the values and of the weights, and
+`t_mn = sum_d a(u)`, `u = q_md - k_nd`, a pair gives
+
+    dv_n  += Phi_mn g_m
+    dq_md += w_mn a'(u)        dk_nd -= w_mn a'(u)        w_mn = W_mn dPhi_mn / dt_mn
+
+and, where Phi has a row and a column, `W_mn` to the gradients by these. The lanes of a vector are neighbouring
+dimensions here.
+"""
+
+import numpy as np
+
+from ...cpu.compiled import compiled, digest, entry, inlined
+from ...cpu.exponential import exp
+from ...cpu.simd import (
+    Constant,
+    absolute,
+    aligned,
+    at,
+    heaviside,
+    load,
+    multiply_add,
+    put,
+    signed,
+    smaller,
+    splat,
+    store,
+    value_of,
+    zeros,
+)
+from .cpu_blocks import bring_keys, bring_norms, fill, make_points, make_room, set_limits
+from .cpu_pairs import (
+    ADD_BUMP,
+    ADD_LAPLACE,
+    ADD_RIESZ,
+    KEYS,
+    LAPLACE,
+    QUERIES,
+    RIESZ,
+    exponentials,
+    finish,
+    hide,
+    multiply,
+    tiles_of,
+    total_of,
+    transpose,
+)
+
+# dimensions that are taken together
+DIMS = 16
+LANES = Constant(DIMS)
+
+
+@inlined
+def _slope(kernel, query, key, reach, weight):
+    """`weight a'(q - k)`; of `add_bump` minus that, of `riesz` half of it."""
+    distance = query - key
+    pull = splat(weight, LANES)
+    if value_of(kernel) == RIESZ:
+        return distance * pull
+    if value_of(kernel) == ADD_BUMP:
+        pull = heaviside(splat(reach, LANES) - absolute(distance), pull)
+    return signed(distance, pull)
+
+
+@inlined
+def _power_slope(query, rising, falling, key, key_rising, key_falling, weight):
+    pull = splat(weight, LANES) * smaller(rising * key_falling, falling * key_rising)
+    return signed(query - key, pull)
+
+
+@compiled
+def _add_slopes(kernel, query, key, start, stop, first, count, reach, block, by_query, by_key):
+    """Add what a tile of queries and a block of keys give each other; the numbers of pairs in the `block` are `w`."""
+    dims = query.shape[1]
+    queries, keys = query.reshape(query.size), key.reshape(key.size)
+    out, others = by_query.reshape(by_query.size), by_key.reshape(by_key.size)
+    last = stop - 1
+    for d in range(0, dims, DIMS):
+        place0, place1 = start * dims + d, min(start + 1, last) * dims + d
+        place2, place3 = min(start + 2, last) * dims + d, min(start + 3, last) * dims + d
+        query0, query1 = load(queries, place0, LANES), load(queries, place1, LANES)
+        query2, query3 = load(queries, place2, LANES), load(queries, place3, LANES)
+        total0 = total1 = total2 = total3 = zeros(block, LANES)
+        for n in range(count):
+            spot = (first + n) * dims + d
+            some = load(keys, spot, LANES)
+            part0 = _slope(kernel, query0, some, reach, at(block, n))
+            part1 = _slope(kernel, query1, some, reach, at(block, KEYS + n))
+            part2 = _slope(kernel, query2, some, reach, at(block, 2 * KEYS + n))
+            part3 = _slope(kernel, query3, some, reach, at(block, 3 * KEYS + n))
+            total0, total1, total2, total3 = total0 + part0, total1 + part1, total2 + part2, total3 + part3
+            store(others, spot, load(others, spot, LANES) - ((part0 + part1) + (part2 + part3)))
+        # those that stand in for queries that are missing have added nothing
+        store(out, place3, load(out, place3, LANES) + total3)
+        store(out, place2, load(out, place2, LANES) + total2)
+        store(out, place1, load(out, place1, LANES) + total1)
+        store(out, place0, load(out, place0, LANES) + total0)
+
+
+@compiled
+def _add_power_slopes(query, key, of_queries, of_keys, start, stop, first, count, block, by_query, by_key):
+    """The same for `add_laplace`, from the powers of queries and keys."""
+    dims = query.shape[1]
+    queries, keys = query.reshape(query.size), key.reshape(key.size)
+    ups, downs = of_queries[0].reshape(query.size), of_queries[1].reshape(query.size)
+    rising, falling = of_keys[0].reshape(key.size), of_keys[1].reshape(key.size)
+    out, others = by_query.reshape(by_query.size), by_key.reshape(by_key.size)
+    last = stop - 1
+    for d in range(0, dims, DIMS):
+        place0, place1 = start * dims + d, min(start + 1, last) * dims + d
+        place2, place3 = min(start + 2, last) * dims + d, min(start + 3, last) * dims + d
+        query0, query1 = load(queries, place0, LANES), load(queries, place1, LANES)
+        query2, query3 = load(queries, place2, LANES), load(queries, place3, LANES)
+        up0, up1, up2, up3 = (
+            load(ups, place0, LANES),
+            load(ups, place1, LANES),
+            load(ups, place2, LANES),
+            load(ups, place3, LANES),
+        )
+        down0, down1, down2, down3 = (
+            load(downs, place0, LANES),
+            load(downs, place1, LANES),
+            load(downs, place2, LANES),
+            load(downs, place3, LANES),
+        )
+        total0 = total1 = total2 = total3 = zeros(block, LANES)
+        for n in range(count):
+            spot = (first + n) * dims + d
+            some, up, down = load(keys, spot, LANES), load(rising, spot, LANES), load(falling, spot, LANES)
+            part0 = _power_slope(query0, up0, down0, some, up, down, at(block, n))
+            part1 = _power_slope(query1, up1, down1, some, up, down, at(block, KEYS + n))
+            part2 = _power_slope(query2, up2, down2, some, up, down, at(block, 2 * KEYS + n))
+            part3 = _power_slope(query3, up3, down3, some, up, down, at(block, 3 * KEYS + n))
+            total0, total1, total2, total3 = total0 + part0, total1 + part1, total2 + part2, total3 + part3
+            store(others, spot, load(others, spot, LANES) - ((part0 + part1) + (part2 + part3)))
+        store(out, place3, load(out, place3, LANES) + total3)
+        store(out, place2, load(out, place2, LANES) + total2)
+        store(out, place1, load(out, place1, LANES) + total1)
+        store(out, place0, load(out, place0, LANES) + total0)
+
+
+@compiled
+def _add_exponential_slopes(query, key, start, stop, first, count, rate, block, by_query, by_key):
+    """The same with an exponential for every pair."""
+    for i in range(min(QUERIES, stop - start)):
+        for n in range(count):
+            weight = at(block, i * KEYS + n)
+            for d in range(query.shape[1]):
+                distance = query[start + i, d] - key[first + n, d]
+                part = weight * exp(-abs(distance) * rate)
+                part = part if distance > 0 else (-part if distance < 0 else distance)
+                by_query[start + i, d] += part
+                by_key[first + n, d] -= part
+
+
+@compiled
+def _spread(lanes, block, grad, start, stop, first, count, by_value):
+    """Add the rows of a tile of `grad (M, C)` to those of the keys, each times the number of the pair."""
+    width, channels = value_of(lanes), grad.shape[1]
+    rows, out = grad.reshape(grad.size), by_value.reshape(by_value.size)
+    last = stop - 1
+    for c in range(0, channels, width):
+        row0 = load(rows, start * channels + c, lanes)
+        row1 = load(rows, min(start + 1, last) * channels + c, lanes)
+        row2 = load(rows, min(start + 2, last) * channels + c, lanes)
+        row3 = load(rows, min(start + 3, last) * channels + c, lanes)
+        for n in range(count):
+            spot = (first + n) * channels + c
+            total = multiply_add(at(block, n), row0, load(out, spot, lanes))
+            total = multiply_add(at(block, KEYS + n), row1, total)
+            total = multiply_add(at(block, 2 * KEYS + n), row2, total)
+            store(out, spot, multiply_add(at(block, 3 * KEYS + n), row3, total))
+
+
+@compiled
+def _weigh(kernel, block, pairs, products, rate):
+    """Make the `products` what slopes are multiplied with; `pairs` are the sums of a(u), and the `block` Phi."""
+    number = value_of(kernel)
+    for place in range(QUERIES * KEYS):
+        weight = at(products, place) * -rate
+        if number == LAPLACE:
+            weight *= at(block, place)
+        elif number == RIESZ:
+            distance = np.sqrt(at(pairs, place))
+            weight = weight / distance if distance > 0.0 else block.dtype.type(0.0)
+        put(products, place, weight)
+
+
+@compiled
+def _add_offsets(products, start, stop, first, count, by_row, by_column):
+    """Add the gradients by rows and columns."""
+    for i in range(min(QUERIES, stop - start)):
+        by_row[start + i] += total_of(products, i)
+        for n in range(count):
+            by_column[first + n] += at(products, i * KEYS + n)
+
+
+@compiled
+def _differentiate_head(
+    kernel, lanes, dims, grad, grad_total, shift, query, key, value, weight, row, column, bandwidth, constant, causal,
+    each, start, stop, by_query, by_key, by_value, by_row, by_column,
+):  # fmt: skip
+    rows, columns, width, channels = query.shape[0], key.shape[0], query.shape[1], value.shape[1]
+    # apart: arrays in a tuple are counted at every use
+    room = make_room(width, query)
+    keys, keys_rising, keys_falling, norms, weights, lines, limits, block = room
+    points = make_points(kernel, query, key, 1.0 / bandwidth)
+    close, tiles, rising, falling, of_queries, of_keys = points
+    constant = query.dtype.type(constant)
+    reach, rate = query.dtype.type(bandwidth), query.dtype.type(1.0 / bandwidth)
+    nothing = query.dtype.type(-np.inf if value_of(kernel) == LAPLACE else 0.0)
+    values, grads = aligned(channels * KEYS, query), tiles_of(grad)
+    pairs, products = aligned(QUERIES * KEYS, query), aligned(QUERIES * KEYS, query)
+    by_query[:] = 0.0
+    by_row[:] = 0.0
+    by_key[start:stop] = 0.0
+    by_value[start:stop] = 0.0
+    by_column[start:stop] = 0.0
+    for first in range(start, stop, KEYS):
+        count = min(KEYS, stop - first)
+        brought, whole = False, False
+        for m in range(0, rows, QUERIES):
+            # no query sees beyond the block
+            most, fewest = set_limits(m, rows, first, columns, causal, each, limits)
+            most = min(most, count)
+            if most == 0:
+                continue
+            if not brought:
+                brought = True
+                whole = bring_keys(key, points, column, weight, first, count, room)
+                transpose(value, first, count, values)
+            fill(
+                kernel, close, tiles, rising, falling, m * width, keys, keys_rising, keys_falling, dims, reach, rate,
+                block,
+            )  # fmt: skip
+            if value_of(kernel) == RIESZ:
+                pairs[:] = block
+            bring_norms(row, m, lines)
+            finish(kernel, block, rate, constant, lines, norms)
+            multiply(grads, m * channels, values, channels, products)
+            for i in range(min(QUERIES, rows - m)):
+                add = grad_total[m + i]
+                for n in range(KEYS):
+                    put(products, i * KEYS + n, at(products, i * KEYS + n) + add)
+            if not whole or fewest < KEYS:
+                hide(block, limits, weights, nothing)
+                hide(products, limits, weights, query.dtype.type(0.0))
+            if value_of(kernel) == LAPLACE:
+                for i in range(min(QUERIES, rows - m)):
+                    exponentials(block, i, shift[m + i] if shift.shape[0] else query.dtype.type(0.0))
+                # of a query that is missing there is nothing
+                block[(rows - m) * KEYS :] = 0.0
+            if value_of(kernel) in (ADD_RIESZ, RIESZ):
+                _add_offsets(products, m, rows, first, count, by_row, by_column)
+            _spread(lanes, block, grad, m, rows, first, most, by_value)
+            _weigh(kernel, block, pairs, products, rate)
+            if value_of(kernel) != ADD_LAPLACE:
+                _add_slopes(kernel, query, key, m, rows, first, most, reach, products, by_query, by_key)
+            elif close:
+                _add_power_slopes(query, key, of_queries, of_keys, m, rows, first, most, products, by_query, by_key)
+            else:
+                _add_exponential_slopes(query, key, m, rows, first, most, rate, products, by_query, by_key)
+
+
+def _entries(version: str):
+    """The function that Python calls, compiled once for a kernel and kept on disk; `version` is part of its key."""
+
+    @entry
+    def differentiate_heads(
+        kernel, lanes, query, key, value, weight, row, column, bandwidth, constant, causal, each, dims, grad,
+        grad_total, shift, first, last, start, stop, by_query, by_key, by_value, by_row, by_column,
+    ):  # fmt: skip
+        """Fill the gradients of some problems by keys `start ... stop - 1`, and what these give to the queries.
+
+        Arguments are those of `sum_heads`, with points filled up by zeros to a multiple of `DIMS` dimensions, of which
+        `dims` count; `by_query` and the others have the shape of what they are the gradient by.
+        """
+        version  # noqa: B018
+        for p in range(first, last):
+            _differentiate_head(
+                kernel, lanes, dims, grad[p], grad_total[p], shift[p], query[p], key[p], value[p], weight[p], row[p],
+                column[p], bandwidth[p], constant, causal, each, start, stop, by_query[p], by_key[p], by_value[p],
+                by_row[p], by_column[p],
+            )  # fmt: skip
+
+    return differentiate_heads
+
+
+differentiate_heads = _entries(digest(__file__, "cpu_blocks", "cpu_pairs"))

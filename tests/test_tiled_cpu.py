@@ -1,0 +1,124 @@
+"""The compiled loops over pairs on the CPU: where they change their way, and how they are cut into tasks."""
+
+import pytest
+import torch
+
+import sortattn
+from sortattn.ops.tiled import blocks, cpu, cpu_pairs
+from sortattn.ops.tiled.inputs import Inputs
+
+from .cases import CASES, Shape, assert_close, cotangent, draw, leaves
+from .definition import FORWARD, GRADIENT, check, define
+
+pytestmark = pytest.mark.usefixtures("cpu_only")
+NAMES = ("add_riesz", "add_laplace", "add_bump", "laplace", "riesz")
+every_kernel = pytest.mark.parametrize("name", NAMES)
+dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=lambda dtype: str(dtype)[6:])
+
+
+def inputs(name: str, *points, **changes) -> Inputs:
+    call = Inputs(*points, None, None, None, 1.5, name, False, 1, True, False)
+    return call._replace(**changes)
+
+
+def test_kernels_have_the_numbers_that_the_loops_know():
+    assert {name: getattr(cpu_pairs, name.upper()) for name in NAMES} == cpu._NUMBERS
+
+
+@every_kernel
+def test_they_are_taken(name, monkeypatch):
+    monkeypatch.setattr(blocks, "forward", lambda _: pytest.fail("torch has summed"))
+    monkeypatch.setattr(blocks, "backward", lambda *_: pytest.fail("torch has differentiated"))
+    points = leaves(*draw(Shape((2,), 9, 8, 3, 2), torch.float32))
+    sortattn.kernel_attention(*points, name, backend="tiled").sum().backward()
+
+
+# tiles of 4 queries, blocks of 64 keys, vectors of 16, 32 and 64 lanes, tasks of 512 queries and of 256 keys
+SHAPES = [
+    Shape((1,), 2, 1, 1, 1),
+    Shape((3,), 5, 63, 15, 8),
+    Shape((3,), 6, 64, 16, 16),
+    Shape((3,), 7, 65, 17, 17),
+    Shape((1,), 513, 129, 3, 33),
+    Shape((1,), 30, 1100, 2, 65),
+    Shape((40,), 20, 20, 2, 3),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@dtypes
+@every_kernel
+def test_output_and_gradients_match_the_definition(name, dtype, shape):
+    points, gradient = draw(shape, dtype), cotangent(shape, dtype)
+    options = {"bandwidth": torch.tensor(2.5, dtype=dtype)}
+    expected = define(CASES[name], points, gradient, **options)
+    check(expected, CASES[name], points, gradient, backend="tiled", **options)
+
+
+@pytest.mark.parametrize("spread", [60.0, 120.0, 1e4], ids=lambda spread: f"spread{spread:g}")
+@dtypes
+def test_exponentials_of_points_far_apart(spread, dtype):
+    # beside one point in a thousand that is so far away, in units of the bandwidth
+    shape = Shape((2,), 70, 90, 3, 4)
+    query, key, value = draw(shape, dtype)
+    key[0, 7, 1] = spread / 2
+    query[1, 5, 2] = -spread / 2
+    gradient, points = cotangent(shape, dtype), (query, key, value)
+    options = {"bandwidth": 0.5}
+    expected = define(CASES["add_laplace"], points, gradient, **options)
+    check(expected, CASES["add_laplace"], points, gradient, backend="tiled", **options)
+
+
+def test_products_and_exponentials_agree_where_both_serve(monkeypatch):
+    points = draw(Shape((2,), 70, 90, 16, 4), torch.float32)
+    by_products, *_ = cpu.forward(inputs("add_laplace", *points))
+    far = [part.clone() for part in points]
+    # a key that nobody sees, so far away that products would overflow
+    far[1][:, -1] = 1e6
+    weight = torch.ones(2, 90)
+    weight[:, -1] = 0.0
+    fewer = [points[0], *(part[:, :-1].contiguous() for part in points[1:])]
+    by_exponentials, *_ = cpu.forward(inputs("add_laplace", *far, weight=weight))
+    assert not torch.equal(by_products, by_exponentials)
+    assert_close(by_exponentials, cpu.forward(inputs("add_laplace", *fewer))[0].double(), FORWARD[torch.float32])
+
+
+@every_kernel
+def test_a_shift_by_100_costs_no_digits(name):
+    if name in ("add_riesz", "riesz"):
+        pytest.skip("not a function of the distance alone")
+    query, key, value = draw(Shape((2,), 100, 130, 16, 8), torch.float32)
+    points = query + 100, key + 100, value
+    exact = sortattn.kernel_attention(*(part.double() for part in points), name, backend="reference")
+    assert_close(sortattn.kernel_attention(*points, name, backend="tiled"), exact, FORWARD[torch.float32])
+
+
+@every_kernel
+def test_keys_of_a_few_heads_are_several_tasks_and_of_many_one(name):
+    assert len(cpu._ranges(1, 1100)) == 5
+    assert len(cpu._ranges(8, 1100)) == 1
+    assert cpu._ranges(1, 0) == [(0, 0)]
+    for problems, columns in ((1, 1), (1, 65), (2, 1000), (3, 513)):
+        ranges = cpu._ranges(problems, columns)
+        assert [start for start, _ in ranges[1:]] == [stop for _, stop in ranges[:-1]]
+        assert (ranges[0][0], ranges[-1][1]) == (0, columns)
+        # two tasks never share a block
+        assert all(start % cpu_pairs.KEYS == 0 for start, _ in ranges)
+
+
+@every_kernel
+def test_ties_and_the_edge_of_a_bump_have_the_mean_of_both_slopes(name):
+    query, key, value = torch.zeros(1, 3, 2), torch.zeros(1, 4, 2), torch.arange(4.0).reshape(1, 4, 1)
+    # as far as the bump reaches
+    key[0, 1], key[0, 2], key[0, 3] = 1.5, -1.5, torch.tensor([1.5, 0.0])
+    gradient = torch.tensor([1.0, -2.0, 0.5]).reshape(1, 3, 1)
+    points = leaves(query, key, value)
+    exact = leaves(*(part.double() for part in points))
+    found, wanted = (
+        torch.autograd.grad(
+            sortattn.kernel_attention(*given, name, bandwidth=1.5, backend=backend), given, gradient.to(given[0])
+        )
+        for given, backend in ((points, "tiled"), (exact, "reference"))
+    )
+    for one, other in zip(found, wanted, strict=True):
+        assert_close(one, other, GRADIENT[torch.float32], scale=1.0)
