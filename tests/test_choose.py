@@ -135,7 +135,7 @@ def cheap_grid(monkeypatch):
     monkeypatch.setitem(choose._COSTS["cpu causal"], "add_riesz", costs)
 
 
-LONG = Shape((1,), 3000, 3000, 4, 4)
+LONG = Shape((1,), 6000, 6000, 4, 4)
 
 
 def test_auto_is_exact_unless_told_otherwise():

@@ -100,6 +100,23 @@ _COSTS: dict[str, dict[str, dict[str, Cost]]] = {
             "linear": Cost(call=2.1e5, feature=0.11),
         },
     },
+    "cpu with gradients": {
+        "add_riesz": {
+            "tiled": Cost(call=5e5, pair=0.044, product=0.029),
+            "sorted": Cost(call=2e6, point=0.374),
+            "grid": _GRID_CPU,
+        },
+        "add_laplace": {
+            "tiled": Cost(call=5e5, pair=0.058, product=0.038),
+            "sorted": Cost(call=2e6, point=0.392),
+            "grid": _GRID_CPU,
+        },
+        "add_bump": {
+            "tiled": Cost(call=5e5, pair=0.058, product=0.039),
+            "sorted": Cost(call=2e6, point=0.487),
+            "grid": _GRID_CPU,
+        },
+    },
     "cpu causal": {
         "sided": {
             "reference": Cost(call=2.9e6, pair=2.9),

@@ -57,10 +57,6 @@ class Kernel:
         """The dense matrix `Phi(q_m / tau, k_n / tau)`, shape `(..., M, N)`: the definition."""
         raise NotImplementedError
 
-    def norms(self, points: Tensor) -> Tensor | None:
-        """`(..., N)`: what `gram` adds for a query and for a key by itself, over the bandwidth; None for nothing."""
-        return None
-
     def center(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys moved to where rounding costs least, such that the kernel attention stays the same."""
         if self.stationary != "yes" or key.shape[-2] == 0:

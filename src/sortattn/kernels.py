@@ -95,12 +95,13 @@ class Riesz(Kernel):
             squares = squares + differences(query, key, dim).square()
         # the root has no derivative at zero; there the gradient is zero, the mean over all directions
         distance = torch.where(squares == 0, 0.0, torch.where(squares == 0, 1.0, squares).sqrt())
-        norms = self.norms(query)[..., :, None] + self.norms(key)[..., None, :]
+        norms = _norm(query)[..., :, None] + _norm(key)[..., None, :]
         return scaled(norms - distance, bandwidth) + RIESZ_EPSILON
 
-    def norms(self, points):
-        squares = points.square().sum(-1)
-        return torch.where(squares == 0, 0.0, torch.where(squares == 0, 1.0, squares).sqrt())
+
+def _norm(points: Tensor) -> Tensor:
+    squares = points.square().sum(-1)
+    return torch.where(squares == 0, 0.0, torch.where(squares == 0, 1.0, squares).sqrt())
 
 
 # additive kernels that sorting sums
@@ -116,15 +117,12 @@ class AddRiesz(SidedKernel):
         return -difference.abs()
 
     def gram(self, query, key, bandwidth):
-        norms = self.norms(query)[..., :, None] + self.norms(key)[..., None, :]
+        norms = query.abs().sum(-1)[..., :, None] + key.abs().sum(-1)[..., None, :]
         return scaled(norms, bandwidth) + super().gram(query, key, bandwidth) + RIESZ_EPSILON * query.shape[-1]
 
     def offsets(self, query, key, bandwidth):
         scale = bandwidth[..., 0] if isinstance(bandwidth, Tensor) else bandwidth
-        return self.norms(query) / scale + RIESZ_EPSILON * query.shape[-1], self.norms(key) / scale
-
-    def norms(self, points):
-        return points.abs().sum(-1)
+        return query.abs().sum(-1) / scale + RIESZ_EPSILON * query.shape[-1], key.abs().sum(-1) / scale
 
     def terms(self):
         # |s| + |t| - |s - t| is twice the smaller of |s| and |t|, or zero if the signs differ; and that smaller one is

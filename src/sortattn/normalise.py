@@ -47,17 +47,22 @@ def poisoned(problem: Problem, rows: Tensor) -> Tensor:
 def poison(problem: Problem) -> Tensor:
     """`(P, 1)`, or `(P, M)` for grouped heads: one, or NaN for the rows of a head whose inputs, its bandwidth among
     them, are not all finite."""
-    problems, group = problem.query.shape[0], problem.group
+    return poison_of(problem.query, problem.key, problem.value, problem.bandwidth, problem.group)
+
+
+def poison_of(query: Tensor, key: Tensor, value: Tensor, bandwidth: float | Tensor | None, group: int) -> Tensor:
+    """The same from tensors `(P, ...)`."""
+    problems, rows = query.shape[0], query.shape[1] // group
     # query heads of a group are told apart, what they share counts for all of them
-    queries = problem.query.detach().reshape(problems, group, problem.rows * problem.query.shape[2])
-    shared = (part.detach().flatten(1)[:, None] for part in (problem.key, problem.value))
+    queries = query.detach().reshape(problems, group, rows * query.shape[2])
+    shared = (part.detach().flatten(1)[:, None] for part in (key, value))
     parts = [part for part in (queries, *shared) if part.numel()]
-    ones = problem.query.new_ones(problems, group)
+    ones = query.new_ones(problems, group)
     if parts:
         # a NaN makes both extremes NaN, an infinity one of them: no mask of the size of the input is made; and two
         # reductions are six times as fast as one `aminmax`, which is not vectorised and does not survive a fork
         extremes = [extreme(2).expand(problems, group) for part in parts for extreme in (part.amin, part.amax)]
-        if isinstance(problem.bandwidth, Tensor):
-            extremes.append(problem.bandwidth.detach().reshape(problems, 1).expand(problems, group))
+        if isinstance(bandwidth, Tensor):
+            extremes.append(bandwidth.detach().reshape(problems, 1).expand(problems, group))
         ones = torch.where(torch.stack(extremes).isfinite().all(0), ones, torch.nan)
-    return ones if group == 1 else ones.repeat_interleave(problem.rows, 1)
+    return ones if group == 1 else ones.repeat_interleave(rows, 1)

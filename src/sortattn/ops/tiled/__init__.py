@@ -10,7 +10,7 @@ from ...kernels import ExponentialKernel, Kernel
 from ...normalise import poisoned
 from ...validation import Problem
 from ..parameters import parameters_at
-from . import cuda, sdpa
+from . import cpu, cuda, sdpa
 from .api import tiled_sum_directly
 
 
@@ -24,7 +24,7 @@ def attention(problem: Problem, kernel: Kernel) -> Tensor:
     if sdpa.serves(problem, kernel):
         return poisoned(problem, sdpa.attention(problem, kernel))
     problem = problem.widened()
-    if cuda.serves(problem.query, problem.value, kernel.name):
+    if cuda.serves(problem.query, problem.value, kernel.name) or cpu.serves(problem.query, kernel.name):
         # which looks for what is no number by itself
         return _sum(problem, kernel, problem.query, problem.key, normalised=True)
     points = problem.query, problem.key

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from ... import threads
 from ...kernels import KERNELS, RIESZ_EPSILON
-from ...normalise import reciprocal, through_quotient
+from ...normalise import poison_of, reciprocal
 from .. import bandwidths
-from ..recorded import recorded
 from .inputs import Inputs
 
 # as in cpu_pairs.py, which needs Numba
@@ -24,13 +23,13 @@ _QUERIES, _PAIRS = 512, 1 << 16
 _TASKS, _KEYS = 8, 256
 
 
-def serves(inputs: Inputs) -> bool:
-    """Whether this is the way for these tensors."""
-    return inputs.query.device.type == "cpu" and inputs.kernel in _NUMBERS
+def serves(query: Tensor, kernel: str) -> bool:
+    """Whether this is the way for these queries and a kernel of this name."""
+    return query.device.type == "cpu" and kernel in _NUMBERS
 
 
 def forward(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What `tiled_sum` returns, without a shift None."""
+    """What `tiled_sum` returns, without a shift None; a normalised head that holds what is no number is NaN."""
     from .cpu_sums import sum_heads
 
     query, key, value = (part.detach().contiguous() for part in inputs[:3])
@@ -39,7 +38,7 @@ def forward(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
     value = _padded(value, lanes)
     sums, total = value.new_empty(problems, rows, value.shape[2]), value.new_empty(problems, rows)
     shift = value.new_empty(problems, rows if inputs.normalised and inputs.kernel in _SHIFTED else 0)
-    given = _arguments(inputs, query, key, value, lanes, _norms(inputs, query, key), dims)
+    given = _arguments(inputs, query, key, value, lanes, dims)
     out = [part.numpy() for part in (sums, total, shift)]
 
     def task(first, last, start, stop):
@@ -49,7 +48,9 @@ def forward(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
     if shift.shape[1]:
         shift = torch.where(shift == -torch.inf, 0.0, shift)
     if inputs.normalised:
-        sums *= reciprocal(total)[..., None]
+        weight = reciprocal(total)
+        weight *= poison_of(query, key, value, inputs.bandwidth, inputs.group)
+        sums *= weight[..., None]
     sums = sums if sums.shape[2] == channels else sums[..., :channels].contiguous()
     return sums, total, shift if shift.shape[1] else None
 
@@ -70,47 +71,36 @@ def backward(
     """What `tiled_sum_backward` returns; None is what it has no number for."""
     from .cpu_slopes import DIMS, differentiate_heads
 
-    query, key, value = (part.detach().contiguous() for part in inputs[:3])
-    problems, number, dims = query.shape
-    columns = key.shape[1]
-    kernel = KERNELS[inputs.kernel]
-    if inputs.normalised:
-        grad, grad_total = through_quotient(grad, rows, total, kernel.floor)
-    else:
-        grad_total = torch.zeros_like(total)
-    norms = _norms(inputs, query, key)
+    query, key, value = (part.detach() for part in inputs[:3])
+    dims, channels, lanes = query.shape[2], value.shape[2], _width(value.shape[2])
     # filled up by zeros, which have no distance
     points, keys = (_padded(part, DIMS) for part in (query, key))
-    lanes = _width(value.shape[2])
-    grads, values = (_padded(part, lanes) for part in (grad, value))
-    given = _arguments(inputs, points, keys, values, lanes, norms, dims)
-    ranges = _ranges(problems, columns)
+    values = _padded(value, lanes)
+    given = _arguments(inputs, points, keys, values, lanes, dims)
+    outputs = rows if inputs.normalised else grad[:, :0]
+    shifts = total[:, :0] if shift is None else shift
+    more = _padded(grad, lanes), _padded(outputs, lanes), total.contiguous(), shifts.contiguous()
+    arrays = [part.detach().numpy() for part in more]
+    ranges = _ranges(*key.shape[:2])
     # of queries every range of keys has its own, added up in their order
-    by_queries, by_rows = points.new_empty(len(ranges), *points.shape), points.new_empty(len(ranges), problems, number)
-    by_key, by_value, by_column = torch.empty_like(keys), torch.empty_like(values), keys.new_empty(problems, columns)
-    shifts = total.new_empty(problems, 0) if shift is None else shift
-    more = [part.detach().contiguous().numpy() for part in (grads, grad_total, shifts)]
-    shared = [part.numpy() for part in (by_key, by_value)]
+    by_queries = points.new_empty(len(ranges), *points.shape)
+    by_query, by_key, by_value = by_queries.numpy(), torch.empty_like(keys), torch.empty_like(values)
+    by_keys = [part.numpy() for part in (by_key, by_value)]
 
     def task(first, last, part):
-        differentiate_heads(
-            *given, dims, *more, first, last, *ranges[part], by_queries[part].numpy(), *shared, by_rows[part].numpy(),
-            by_column.numpy(),
-        )  # fmt: skip
+        differentiate_heads(*given, dims, *arrays, first, last, *ranges[part], by_query[part], *by_keys)
 
-    together = max(1, _PAIRS // max(number * columns, 1))
-    starts = range(0, problems, together)
-    threads.run(task, [(p, min(p + together, problems), part) for p in starts for part in range(len(ranges))])
-    by_query, by_key = by_queries.sum(0)[..., :dims], by_key[..., :dims]
-    if norms is not None:
-        by_query = by_query + _through_norms(inputs, query, by_rows.sum(0))
-        by_key = by_key + _through_norms(inputs, key, by_column)
+    together = max(1, _PAIRS // max(query.shape[1] * key.shape[1], 1))
+    starts = range(0, len(query), together)
+    threads.run(task, [(p, min(p + together, len(query)), part) for p in starts for part in range(len(ranges))])
+    by_points = by_queries[0] if len(ranges) == 1 else by_queries.sum(0)
+    by_points, by_key = (part[..., :dims].contiguous() for part in (by_points, by_key))
     by_bandwidth = None
     if inputs.bandwidth is not None:
-        taus = inputs.bandwidth.detach().reshape(-1)
-        moment = bandwidths.gradient(query, key, by_query, by_key, taus, kernel.stationary == "yes")
+        taus, stationary = inputs.bandwidth.detach().reshape(-1), KERNELS[inputs.kernel].stationary == "yes"
+        moment = bandwidths.gradient(query, key, by_points, by_key, taus, stationary)
         by_bandwidth = moment.to(taus).view(inputs.bandwidth.shape)
-    return by_query.contiguous(), by_key.contiguous(), by_value[..., : value.shape[2]].contiguous(), by_bandwidth, None
+    return by_points, by_key, by_value[..., :channels].contiguous(), by_bandwidth, None
 
 
 def _ranges(problems: int, columns: int) -> list[tuple[int, int]]:
@@ -120,20 +110,6 @@ def _ranges(problems: int, columns: int) -> list[tuple[int, int]]:
     # whole blocks of cpu_pairs.py
     each = max(-(-each // 64) * 64, 64)
     return [(start, min(start + each, columns)) for start in range(0, columns, each)] or [(0, 0)]
-
-
-def _norms(inputs: Inputs, *points: Tensor) -> list[Tensor] | None:
-    """Those of queries and keys, `(P, M)` and `(P, N)`, if the kernel has them."""
-    norms = [KERNELS[inputs.kernel].norms(part) for part in points]
-    return None if norms[0] is None else norms
-
-
-def _through_norms(inputs: Inputs, points: Tensor, by_norms: Tensor) -> Tensor:
-    """The gradient of points from that by their norms, which are taken over the bandwidth."""
-    taus = inputs.tau if inputs.bandwidth is None else inputs.bandwidth.detach()[:, 0]
-    points = points.detach().requires_grad_()
-    (found,) = recorded(lambda: torch.autograd.grad(_norms(inputs, points), points, by_norms / taus))
-    return found
 
 
 def _width(channels: int) -> int:
@@ -147,21 +123,17 @@ def _padded(rows: Tensor, multiple: int) -> Tensor:
     return torch.nn.functional.pad(rows, (0, spare)) if spare else rows.contiguous()
 
 
-def _arguments(
-    inputs: Inputs, query: Tensor, key: Tensor, value: Tensor, lanes: int, norms: list[Tensor] | None, dims: int
-) -> tuple:
+def _arguments(inputs: Inputs, query: Tensor, key: Tensor, value: Tensor, lanes: int, dims: int) -> tuple:
     """What the compiled loops take of a call with so many dimensions, which the points may be wider than."""
     from ...cpu.simd import Constant
 
     problems = query.shape[0]
-    none = query.new_empty(problems, 0)
-    weight = none if inputs.weight is None else inputs.weight.detach().to(query)
+    weight = query.new_empty(problems, 0) if inputs.weight is None else inputs.weight.detach().to(query)
     if inputs.bandwidth is None:
         bandwidth = query.new_full((problems,), inputs.tau, dtype=torch.float64)
     else:
         bandwidth = inputs.bandwidth.detach().reshape(-1).to(torch.float64)
-    tensors = query, key, value, weight, *(norms or (none, none)), bandwidth
-    arrays = (part.contiguous().numpy() for part in tensors)
+    arrays = (part.contiguous().numpy() for part in (query, key, value, weight, bandwidth))
     constant = {"add_riesz": dims * RIESZ_EPSILON, "riesz": RIESZ_EPSILON}.get(inputs.kernel, 0.0)
     each = max(query.shape[1] // inputs.group, 1)
     return Constant(_NUMBERS[inputs.kernel]), Constant(lanes), *arrays, constant, inputs.causal, each

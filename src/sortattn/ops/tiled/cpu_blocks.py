@@ -15,6 +15,7 @@ from .cpu_pairs import (
     add_up_exponentials,
     add_up_powers,
     extremes,
+    norms_of,
     powers,
     tiles_of,
     transpose,
@@ -24,8 +25,8 @@ from .cpu_pairs import (
 # tile of queries the rows, and how many keys of the block each sees; the numbers of their pairs.
 Room = namedtuple("Room", "keys rising falling columns weights rows limits block")
 # The points of a head: whether exponentials are products for them; tiles of queries, or of their two powers; the powers
-# of queries `(2, M, D)` and keys `(2, N, D)`, none where they are not close.
-Points = namedtuple("Points", "close tiles rising falling of_queries of_keys")
+# of queries `(2, M, D)` and keys `(2, N, D)`, none where they are not close; the norms of queries and of keys, if any.
+Points = namedtuple("Points", "close tiles rising falling of_queries of_keys row column")
 
 
 @compiled
@@ -62,11 +63,12 @@ def make_points(kernel, query, key, rate):
         powers(query, middle, rate, of_queries[0], of_queries[1])
         powers(key, middle, rate, of_keys[0], of_keys[1])
     tiles = tiles_of(query[:0] if close else query)
-    return Points(close, tiles, tiles_of(of_queries[0]), tiles_of(of_queries[1]), of_queries, of_keys)
+    row, column = norms_of(kernel, query), norms_of(kernel, key)
+    return Points(close, tiles, tiles_of(of_queries[0]), tiles_of(of_queries[1]), of_queries, of_keys, row, column)
 
 
 @compiled
-def bring_keys(key, points, columns, weight, start, count, room):
+def bring_keys(key, points, weight, start, count, room):
     """Make a block of the keys from `start` on, which are `count`; returns whether all queries may see all of them."""
     if points.close:
         transpose(points.of_keys[0], start, count, room.rising)
@@ -75,9 +77,10 @@ def bring_keys(key, points, columns, weight, start, count, room):
         transpose(key, start, count, room.keys)
     whole = True
     for n in range(KEYS):
-        put(room.columns, n, columns[start + n] if n < count and columns.shape[0] else columns.dtype.type(0.0))
+        if points.column.shape[0]:
+            put(room.columns, n, points.column[start + n] if n < count else key.dtype.type(0.0))
         seen = n < count and (weight.shape[0] == 0 or weight[start + n] != 0.0)
-        put(room.weights, n, weight.dtype.type(1.0 if seen else 0.0))
+        put(room.weights, n, key.dtype.type(1.0 if seen else 0.0))
         whole = whole and seen
     return whole
 

@@ -81,6 +81,32 @@ def extremes(points, low, high):
 
 
 @compiled
+def norms_of(kernel, points):
+    """Those of `points (N, D)` that the kernel adds, `(N,)`; none where it adds none."""
+    number = value_of(kernel)
+    norms = np.zeros(points.shape[0] if number in (ADD_RIESZ, RIESZ) else 0, points.dtype)
+    for n in range(norms.shape[0]):
+        total = points.dtype.type(0.0)
+        # one after the other, as distances are summed: what is left of their difference has fewer digits otherwise
+        for d in range(points.shape[1]):
+            total += abs(points[n, d]) if number == ADD_RIESZ else points[n, d] * points[n, d]
+        norms[n] = total if number == ADD_RIESZ else np.sqrt(total)
+    return norms
+
+
+@compiled
+def add_norm_slopes(kernel, points, norms, by_norm, rate, out):
+    """Add the gradient by `points (N, D)` from that by their norms, which are taken over the bandwidth."""
+    for n in range(norms.shape[0]):
+        factor = by_norm[n] * rate
+        for d in range(points.shape[1]):
+            if value_of(kernel) == ADD_RIESZ:
+                out[n, d] += factor * np.sign(points[n, d])
+            elif norms[n] > 0.0:
+                out[n, d] += factor * (points[n, d] / norms[n])
+
+
+@compiled
 def powers(points, middle, rate, rising, falling):
     """`e^(x - o)` and `e^(o - x)`, in units of the bandwidth, of `points (N, D)`: `(N, D)` each."""
     real = points.dtype.type

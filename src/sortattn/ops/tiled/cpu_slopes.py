@@ -6,7 +6,7 @@ With `W_mn = <g_m, v_n> + h_m`, where `g` and `h` are the gradients by the sums 
     dv_n  += Phi_mn g_m
     dq_md += w_mn a'(u)        dk_nd -= w_mn a'(u)        w_mn = W_mn dPhi_mn / dt_mn
 
-and, where Phi has a row and a column, `W_mn` to the gradients by these. The lanes of a vector are neighbouring
+and, where Phi has norms, `W_mn` to the gradients by these. The lanes of a vector are neighbouring
 dimensions here.
 """
 
@@ -39,6 +39,7 @@ from .cpu_pairs import (
     LAPLACE,
     QUERIES,
     RIESZ,
+    add_norm_slopes,
     exponentials,
     finish,
     hide,
@@ -190,8 +191,8 @@ def _weigh(kernel, block, pairs, products, rate):
 
 
 @compiled
-def _add_offsets(products, start, stop, first, count, by_row, by_column):
-    """Add the gradients by rows and columns."""
+def _add_by_norms(products, start, stop, first, count, by_row, by_column):
+    """Add the gradients by the norms of queries and keys."""
     for i in range(min(QUERIES, stop - start)):
         by_row[start + i] += total_of(products, i)
         for n in range(count):
@@ -199,26 +200,42 @@ def _add_offsets(products, start, stop, first, count, by_row, by_column):
 
 
 @compiled
+def _through_quotient(grad, outputs, total):
+    """The gradients by sums `(M, C)` and their total `(M,)` from that by `outputs`, the quotient if there is one."""
+    by_sums, by_total = grad.copy(), np.zeros_like(total)
+    for m in range(outputs.shape[0]):
+        # as in `normalise.reciprocal`
+        empty = abs(total[m]) < np.finfo(total.dtype).tiny
+        inverse = total.dtype.type(0.0) if empty else total.dtype.type(1.0) / total[m]
+        product = 0.0
+        for c in range(grad.shape[1]):
+            product += np.float64(grad[m, c]) * np.float64(outputs[m, c])
+            by_sums[m, c] = grad[m, c] * inverse
+        by_total[m] = -product * inverse
+    return by_sums, by_total
+
+
+@compiled
 def _differentiate_head(
-    kernel, lanes, dims, grad, grad_total, shift, query, key, value, weight, row, column, bandwidth, constant, causal,
-    each, start, stop, by_query, by_key, by_value, by_row, by_column,
+    kernel, lanes, dims, grad, outputs, total, shift, query, key, value, weight, bandwidth, constant, causal, each,
+    start, stop, by_query, by_key, by_value,
 ):  # fmt: skip
     rows, columns, width, channels = query.shape[0], key.shape[0], query.shape[1], value.shape[1]
     # apart: arrays in a tuple are counted at every use
     room = make_room(width, query)
     keys, keys_rising, keys_falling, norms, weights, lines, limits, block = room
     points = make_points(kernel, query, key, 1.0 / bandwidth)
-    close, tiles, rising, falling, of_queries, of_keys = points
+    close, tiles, rising, falling, of_queries, of_keys, row, column = points
+    grad, grad_total = _through_quotient(grad, outputs, total)
+    by_row, by_column = np.zeros(rows, query.dtype), np.zeros(columns, query.dtype)
     constant = query.dtype.type(constant)
     reach, rate = query.dtype.type(bandwidth), query.dtype.type(1.0 / bandwidth)
     nothing = query.dtype.type(-np.inf if value_of(kernel) == LAPLACE else 0.0)
     values, grads = aligned(channels * KEYS, query), tiles_of(grad)
     pairs, products = aligned(QUERIES * KEYS, query), aligned(QUERIES * KEYS, query)
     by_query[:] = 0.0
-    by_row[:] = 0.0
     by_key[start:stop] = 0.0
     by_value[start:stop] = 0.0
-    by_column[start:stop] = 0.0
     for first in range(start, stop, KEYS):
         count = min(KEYS, stop - first)
         brought, whole = False, False
@@ -230,7 +247,7 @@ def _differentiate_head(
                 continue
             if not brought:
                 brought = True
-                whole = bring_keys(key, points, column, weight, first, count, room)
+                whole = bring_keys(key, points, weight, first, count, room)
                 transpose(value, first, count, values)
             fill(
                 kernel, close, tiles, rising, falling, m * width, keys, keys_rising, keys_falling, dims, reach, rate,
@@ -254,7 +271,7 @@ def _differentiate_head(
                 # of a query that is missing there is nothing
                 block[(rows - m) * KEYS :] = 0.0
             if value_of(kernel) in (ADD_RIESZ, RIESZ):
-                _add_offsets(products, m, rows, first, count, by_row, by_column)
+                _add_by_norms(products, m, rows, first, count, by_row, by_column)
             _spread(lanes, block, grad, m, rows, first, most, by_value)
             _weigh(kernel, block, pairs, products, rate)
             if value_of(kernel) != ADD_LAPLACE:
@@ -263,6 +280,8 @@ def _differentiate_head(
                 _add_power_slopes(query, key, of_queries, of_keys, m, rows, first, most, products, by_query, by_key)
             else:
                 _add_exponential_slopes(query, key, m, rows, first, most, rate, products, by_query, by_key)
+    add_norm_slopes(kernel, query, row, by_row, rate, by_query)
+    add_norm_slopes(kernel, key[start:stop], column[start:stop], by_column[start:stop], rate, by_key[start:stop])
 
 
 def _entries(version: str):
@@ -270,20 +289,20 @@ def _entries(version: str):
 
     @entry
     def differentiate_heads(
-        kernel, lanes, query, key, value, weight, row, column, bandwidth, constant, causal, each, dims, grad,
-        grad_total, shift, first, last, start, stop, by_query, by_key, by_value, by_row, by_column,
+        kernel, lanes, query, key, value, weight, bandwidth, constant, causal, each, dims, grad, outputs, total, shift,
+        first, last, start, stop, by_query, by_key, by_value,
     ):  # fmt: skip
         """Fill the gradients of some problems by keys `start ... stop - 1`, and what these give to the queries.
 
         Arguments are those of `sum_heads`, with points filled up by zeros to a multiple of `DIMS` dimensions, of which
-        `dims` count; `by_query` and the others have the shape of what they are the gradient by.
+        `dims` count; `grad (P, M, C)` is the gradient by the `outputs`, which have no rows if they are the sums, and
+        `total (P, M)` what these were divided by.
         """
         version  # noqa: B018
         for p in range(first, last):
             _differentiate_head(
-                kernel, lanes, dims, grad[p], grad_total[p], shift[p], query[p], key[p], value[p], weight[p], row[p],
-                column[p], bandwidth[p], constant, causal, each, start, stop, by_query[p], by_key[p], by_value[p],
-                by_row[p], by_column[p],
+                kernel, lanes, dims, grad[p], outputs[p], total[p], shift[p], query[p], key[p], value[p], weight[p],
+                bandwidth[p], constant, causal, each, start, stop, by_query[p], by_key[p], by_value[p],
             )  # fmt: skip
 
     return differentiate_heads

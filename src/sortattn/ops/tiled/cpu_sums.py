@@ -54,15 +54,15 @@ def _add_rows(lanes, block, count, rows, place, channels, flat, where, stop):
 
 @compiled
 def _sum_head(
-    kernel, lanes, query, key, value, weight, row, column, bandwidth, constant, causal, each, start, stop, sums, total,
+    kernel, lanes, query, key, value, weight, bandwidth, constant, causal, each, start, stop, sums, total,
     shift,
 ):  # fmt: skip
     columns, dims = key.shape
     # apart: arrays in a tuple are counted at every use
     room = make_room(dims, query)
     keys, keys_rising, keys_falling, norms, weights, rows, limits, block = room
-    points, row = make_points(kernel, query[start:stop], key, 1.0 / bandwidth), row[start:stop]
-    close, tiles, rising, falling, _, _ = points
+    points = make_points(kernel, query[start:stop], key, 1.0 / bandwidth)
+    close, tiles, rising, falling, _, _, row, _ = points
     reach, rate = query.dtype.type(bandwidth), query.dtype.type(1.0 / bandwidth)
     constant = query.dtype.type(constant)
     values, out = value.reshape(value.size), sums.reshape(sums.size)
@@ -78,7 +78,7 @@ def _sum_head(
                 continue
             if not brought:
                 brought = True
-                whole = bring_keys(key, points, column, weight, first, count, room)
+                whole = bring_keys(key, points, weight, first, count, room)
             place = (m - start) * dims
             fill(
                 kernel, close, tiles, rising, falling, place, keys, keys_rising, keys_falling, dims, reach, rate, block
@@ -103,13 +103,13 @@ def _entries(version: str):
 
     @entry
     def sum_heads(
-        kernel, lanes, query, key, value, weight, row, column, bandwidth, constant, causal, each, first, last, start,
+        kernel, lanes, query, key, value, weight, bandwidth, constant, causal, each, first, last, start,
         stop, sums, total, shift,
     ):  # fmt: skip
         """Fill `sums (P, M, C)`, `total (P, M)` and `shift (P, M)` for queries `start ... stop - 1` of some problems.
 
-        These are `first ... last - 1`. `weight (P, N)`, `row (P, M)`, `column (P, N)` and `shift` have no columns where
-        there are none. The channels are a multiple of the `lanes`.
+        These are `first ... last - 1`. `weight (P, N)` and `shift` have no columns where there are none. The channels
+        are a multiple of the `lanes`.
         """
         version  # noqa: B018
         for p in range(first, last):
@@ -118,7 +118,7 @@ def _entries(version: str):
             if shift.shape[1]:
                 shift[p, start:stop] = -np.inf
             _sum_head(
-                kernel, lanes, query[p], key[p], value[p], weight[p], row[p], column[p], bandwidth[p], constant, causal,
+                kernel, lanes, query[p], key[p], value[p], weight[p], bandwidth[p], constant, causal,
                 each, start, stop, sums[p], total[p], shift[p],
             )  # fmt: skip
 
