@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import sortattn
+from sortattn.kernels import SidedKernel
 from sortattn.ops import causal
 from sortattn.ops.tiled.inputs import Inputs
 
@@ -108,6 +109,30 @@ def test_what_is_no_number_stays_in_its_head(bad, device):
         given[1, 57, 0] = 1.0
         assert output[1].isnan().all()
         assert output[::2].isfinite().all()
+
+
+@pytest.mark.parametrize("channels", [0, 1])
+@every_sided
+def test_no_channels_and_few(case, channels, device):
+    points = leaves(*draw(Shape((2,), 50, 41, 3, channels), torch.float64, device))
+    output = sortattn.kernel_attention(*points, case.kernel, is_causal=True, backend="sorted")
+    exact = sortattn.kernel_attention(*points, case.kernel, is_causal=True, backend="reference")
+    assert_close(output, exact, FORWARD[torch.float64])
+    found, wanted = (torch.autograd.grad(part.square().sum(), points) for part in (output, exact))
+    for one, other in zip(found, wanted, strict=True):
+        assert_close(one, other, GRADIENT[torch.float64])
+
+
+def test_a_kernel_of_another_kind_is_refused_with_a_reason():
+    class Mine(SidedKernel):
+        name = "mine"
+
+        def terms(self):
+            return sortattn.KERNELS["add_bump"].terms()
+
+    points = torch.randn(2, 20, 3)
+    with pytest.raises(RuntimeError, match="kernels by name, Spline and PolynomialExponential, not mine"):
+        sortattn.kernel_attention(points, points, points, Mine(), is_causal=True, backend="sorted")
 
 
 def test_later_keys_change_nothing(device):

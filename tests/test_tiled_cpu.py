@@ -23,6 +23,7 @@ def inputs(name: str, *points, **changes) -> Inputs:
 
 def test_kernels_have_the_numbers_that_the_loops_know():
     assert {name: getattr(cpu_pairs, name.upper()) for name in NAMES} == cpu._NUMBERS
+    assert cpu._BLOCK == cpu_pairs.KEYS
 
 
 @every_kernel
@@ -69,18 +70,43 @@ def test_exponentials_of_points_far_apart(spread, dtype):
     check(expected, CASES["add_laplace"], points, gradient, backend="tiled", **options)
 
 
-def test_products_and_exponentials_agree_where_both_serve(monkeypatch):
-    points = draw(Shape((2,), 70, 90, 16, 4), torch.float32)
-    by_products, *_ = cpu.forward(inputs("add_laplace", *points))
-    far = [part.clone() for part in points]
-    # a key that nobody sees, so far away that products would overflow
-    far[1][:, -1] = 1e6
+def test_a_key_far_away_changes_the_way_and_nothing_else():
+    query, key, value = draw(Shape((2,), 70, 90, 16, 4), torch.float32)
     weight = torch.ones(2, 90)
+    # which nobody sees
     weight[:, -1] = 0.0
-    fewer = [points[0], *(part[:, :-1].contiguous() for part in points[1:])]
-    by_exponentials, *_ = cpu.forward(inputs("add_laplace", *far, weight=weight))
-    assert not torch.equal(by_products, by_exponentials)
-    assert_close(by_exponentials, cpu.forward(inputs("add_laplace", *fewer))[0].double(), FORWARD[torch.float32])
+    products, *_ = cpu.forward(inputs("add_laplace", query, key, value, weight=weight))
+    # so far away that products would overflow
+    key[:, -1, 3] = 1e6
+    exponentials, *_ = cpu.forward(inputs("add_laplace", query, key, value, weight=weight))
+    assert not torch.equal(products, exponentials)
+    assert_close(exponentials, products.double(), FORWARD[torch.float32])
+
+
+def test_sums_of_many_queries_keep_their_digits():
+    points = leaves(*draw(Shape((1,), 60_000, 64, 4, 4), torch.float32))
+    # which do not cancel
+    gradient = torch.rand(1, 60_000, 4, generator=torch.Generator().manual_seed(5))
+    exact = leaves(*(part.double() for part in points))
+    found, wanted = (
+        torch.autograd.grad(
+            sortattn.kernel_attention(*given, "add_riesz", backend="tiled"), given, gradient.to(given[0])
+        )
+        for given in (points, exact)
+    )
+    for name, one, other in zip(("query", "key", "value"), found, wanted, strict=True):
+        assert_close(one, other, 2e-6, name=name)
+
+
+@every_kernel
+def test_a_head_that_holds_what_is_no_number_has_no_gradients_and_others_have(name):
+    query, key, value = draw(Shape((3,), 9, 70, 5, 4), torch.float32)
+    for given in (query, key, value):
+        given[1, 3, 0] = torch.nan
+        points = leaves(query, key, value)
+        gradients = torch.autograd.grad(sortattn.kernel_attention(*points, name, backend="tiled").sum(), points)
+        given[1, 3, 0] = 1.0
+        assert all(part[1].isnan().all() and part[::2].isfinite().all() for part in gradients)
 
 
 @every_kernel
@@ -93,8 +119,7 @@ def test_a_shift_by_100_costs_no_digits(name):
     assert_close(sortattn.kernel_attention(*points, name, backend="tiled"), exact, FORWARD[torch.float32])
 
 
-@every_kernel
-def test_keys_of_a_few_heads_are_several_tasks_and_of_many_one(name):
+def test_keys_of_a_few_heads_are_several_tasks_and_of_many_one():
     assert len(cpu._ranges(1, 1100)) == 5
     assert len(cpu._ranges(8, 1100)) == 1
     assert cpu._ranges(1, 0) == [(0, 0)]

@@ -60,10 +60,10 @@ WRONG = {
         RuntimeError,
         "backend 'sorted' cannot serve this call: sorting sums additive kernels .*, not softmax",
     ),
-    "sorted_causal": (
-        {"backend": "sorted", "is_causal": True},
+    "sorted_causal_softmax": (
+        {"backend": "sorted", "kernel": "softmax", "is_causal": True},
         RuntimeError,
-        "is_causal is not there yet for the sorted backend; use backend='tiled'",
+        "backend 'sorted' cannot serve this call: sorting sums additive kernels .*, not softmax",
     ),
     "linear_laplace": (
         {"backend": "linear"},

@@ -43,7 +43,8 @@ def test_memory_is_at_most_three_times_the_inputs(kernel, passes):
 
 @additive
 @both_passes
-def test_twice_the_length_takes_at_most_2_3_times_as_long(kernel, passes):
+def test_twice_the_length_takes_at_most_2_3_times_as_long_where_it_is_sorted(kernel, passes):
     times = {n: ROWS[kernel, passes, n].median_ms for n in SIZES}
-    for n in SIZES[:-1]:
+    # from there on `auto` sorts
+    for n in SIZES[2:-1]:
         assert times[2 * n] <= 2.3 * times[n]

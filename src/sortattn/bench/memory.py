@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from ..kernels import KERNELS, SidedKernel
 from .cases import Case, Settings, make_call, make_inputs
 
 STATUS = Path("/proc/self/status")
@@ -54,10 +55,12 @@ def _cuda_peak(case: Case, settings: Settings) -> int:
 def _cpu_peak(case: Case, settings: Settings) -> int:
     """What the parent asks its child for."""
     torch.set_num_threads(settings.threads)
-    # a few heads compile and load what the call runs through and start its threads, at the same N so that `auto`
-    # chooses the same backend
+    # a few heads compile and load what the call runs through and start its threads; `auto` might choose otherwise for
+    # so few, so both backends that it has for additive kernels are called
     few = replace(settings, batch=1, heads=min(settings.threads, settings.heads))
-    make_call(case, few, make_inputs(case, few))()
+    additive = case.backend == "auto" and isinstance(KERNELS[case.kernel], SidedKernel)
+    for backend in ("tiled", "sorted") if additive else (case.backend,):
+        make_call(replace(case, backend=backend), few, make_inputs(case, few))()
     return peak_rise(make_call(case, settings, make_inputs(case, settings)))
 
 

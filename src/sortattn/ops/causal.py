@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels import KERNELS, Kernel, SidedKernel, rebuild
+from ..kernels import KERNELS, Kernel, PolynomialExponential, SidedKernel, Spline, rebuild
 from ..normalise import poisoned, reciprocal, through_quotient
 from ..validation import Problem
 from .batching import fold, refuse_coefficients, unfold
@@ -39,6 +39,9 @@ _CHUNK, _SMALL = 2048, 64
 
 def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
     """Why this cannot serve the call, or None if it can."""
+    known = kernel.name in KERNELS or isinstance(kernel, (Spline, PolynomialExponential))
+    if isinstance(kernel, SidedKernel) and not known:
+        return f"causal sums are those of kernels by name, Spline and PolynomialExponential, not {kernel.name}"
     return by_sorting.why_not(problem, kernel, normalised)
 
 
@@ -99,7 +102,8 @@ class _Cut(NamedTuple):
     """How a call is cut.
 
     Of the queries of a head the first `blind` see no key; of the keys the first `ahead` are seen by all queries. The
-    rest is a `length` of queries and as many keys, with zeros behind them, which nobody sees, to fill the last chunk.
+    rest is a `length` of queries and as many keys. The last of them stand there again to fill the last chunk: keys that
+    no query sees, and queries whose sums nobody asks for.
     """
 
     group: int
@@ -138,7 +142,8 @@ class _Cut(NamedTuple):
 
     def _filled(self, rows: Tensor) -> Tensor:
         spare = self.room - self.length
-        return torch.cat([rows, rows.new_zeros(*rows.shape[:2], spare, *rows.shape[3:])], 2) if spare else rows
+        # the last row again: a point at zero might be far from all others, which costs time
+        return torch.cat([rows, rows[:, :, -1:].expand(-1, -1, spare, *rows.shape[3:])], 2) if spare else rows
 
     def of_all_queries(self, rows: Tensor) -> Tensor:
         """`(P, G * M, ...)` of `(P, G, room, ...)`, zeros for those that see no key."""
@@ -173,9 +178,12 @@ class _Call:
             None if rows is None else _heads(part.of_keys(rows)) for rows in (self.key, self.value, self.weight)
         )
         bandwidth = None if inputs.bandwidth is None else inputs.bandwidth.repeat_interleave(query.shape[1], 0)
-        parameters = None if inputs.parameters is None else inputs.parameters.to(query.device)
+        # those of a kernel made by the user where its pairs are summed, for which a GPU is waited for
+        numbers = inputs.parameters
+        if numbers is not None and part.masked:
+            numbers = numbers.to(query.device)
         return inputs._replace(
-            query=_heads(query), key=key, value=value, weight=weight, bandwidth=bandwidth, parameters=parameters
+            query=_heads(query), key=key, value=value, weight=weight, bandwidth=bandwidth, parameters=numbers
         )
 
     def problem(self, part: _Part) -> Problem:
@@ -247,16 +255,13 @@ def _(*arguments):
 def _gradients(grad: Tensor, rows: Tensor, total: Tensor, *arguments) -> tuple[Tensor, ...]:
     """The gradients of query, key, value, bandwidth and parameters; of what is None, no number.
 
-    `rows` are the result, or empty if it is not normalised. The last argument is whether the parameters are learned.
+    `rows` are the result, or of no channels if it is not normalised. The last argument is whether the parameters are
+    learned.
     """
     *arguments, learned = arguments
     call = _Call(Inputs(*arguments))
     inputs, cut = call.inputs, call.cut
-    by_sums, by_total = through_quotient(grad, rows, total) if inputs.normalised else (grad, torch.zeros_like(total))
-    summed = [cut.queries(part) for part in (by_sums, by_total)]
-    # `tiled` goes through the quotient by itself, and needs the whole one for that
-    tiled = [cut.queries(part) if part.numel() else part for part in (grad, rows, total)]
-    by_query, by_key, by_value = (torch.zeros_like(part) for part in (call.query, call.key, call.value))
+    gradients = [torch.zeros_like(part) for part in (call.query, call.key, call.value)]
     by_bandwidth, by_parameters = (
         grad.new_zeros(0) if part is None else torch.zeros_like(part) for part in (inputs.bandwidth, inputs.parameters)
     )
@@ -268,29 +273,45 @@ def _gradients(grad: Tensor, rows: Tensor, total: Tensor, *arguments) -> tuple[T
         if learned:
             by_parameters.add_(parameters.to(by_parameters.device))
 
+    def add(part: _Part, found: tuple[Tensor | None, ...]) -> None:
+        for gradient, view, more in zip(gradients, (part.of_queries, part.of_keys, part.of_keys), found, strict=False):
+            _add(view(gradient), more)
+        add_numbers(*found[3:])
+
+    given = [cut.queries(part) for part in ((grad, rows, total) if inputs.normalised else (grad, total))]
+    # queries that are there to fill the last chunk
+    given[0] = _without(given[0], cut)
     for part in cut.parts():
         if part.masked:
-            given = (_heads(part.of_queries(rows)) if rows.numel() else rows for rows in tiled)
-            query, key, value, *numbers = gradients_directly(*given, total.new_empty(0, 0), *call.tiles(part))
-        else:
-            given = (_heads(part.of_queries(rows)) for rows in summed)
-            query, key, value, *numbers = by_sorting.gradients(
-                call.problem(part), inputs.kernel, inputs.parameters, learned, *given
-            )
-        _add(part.of_queries(by_query), query)
-        _add(part.of_keys(by_key), key)
-        _add(part.of_keys(by_value), value)
-        add_numbers(*numbers)
-    by_query = cut.of_all_queries(by_query)
+            quotient = [_heads(part.of_queries(each)) for each in given]
+            if not inputs.normalised:
+                quotient.insert(1, rows)
+            add(part, gradients_directly(*quotient, total.new_empty(*quotient[2].shape[:1], 0), *call.tiles(part)))
+            del quotient
+    by_sums = through_quotient(*given) if inputs.normalised else (given[0], torch.zeros_like(given[1]))
+    del given
+    for part in cut.parts():
+        if not part.masked:
+            some = (_heads(part.of_queries(each)) for each in by_sums)
+            add(part, by_sorting.gradients(call.problem(part), inputs.kernel, inputs.parameters, learned, *some))
+    by_query = cut.of_all_queries(gradients[0])
     ahead = [part[:, : cut.ahead] for part in (inputs.key, inputs.value)]
     if cut.ahead:
+        by_sums = through_quotient(grad, rows, total) if inputs.normalised else (grad, torch.zeros_like(total))
         query, *ahead, bandwidth, parameters = by_sorting.gradients(
-            call.problem_ahead(), inputs.kernel, inputs.parameters, learned, by_sums, by_total
+            call.problem_ahead(), inputs.kernel, inputs.parameters, learned, *by_sums
         )
         by_query += query
         add_numbers(bandwidth, parameters)
-    by_key, by_value = map(cut.of_all_keys, (by_key, by_value), ahead)
+    by_key, by_value = map(cut.of_all_keys, gradients[1:], ahead)
     return by_query, by_key, by_value, by_bandwidth, by_parameters
+
+
+def _without(rows: Tensor, cut: _Cut) -> Tensor:
+    """The rows `(P, G, room, C)`, zeros behind their length."""
+    if cut.room > cut.length:
+        rows[:, :, cut.length :] = 0.0
+    return rows
 
 
 causal_sum_backward = torch.library.custom_op(

@@ -79,7 +79,7 @@ def kernel_sum(problem: Problem, kernel: SidedKernel) -> Tensor:
 
 
 def sums(problem: Problem, kernel: SidedKernel) -> tuple[Tensor, Tensor]:
-    """Kernel sums of the values `(P, M, C)` and of the weights `(P, M)`, without a mask, in the working type."""
+    """Kernel sums of values `(P, M, C)` and of weights `(P, M)` in the working type, of all keys whatever is causal."""
     problem = _tame(problem)
     (rows, total), *rest = (_part(problem, part) for part in kernel.parts())
     for more, more_total in rest:

@@ -10,11 +10,12 @@ from ... import threads
 from ...kernels import KERNELS, RIESZ_EPSILON
 from ...normalise import poison_of, reciprocal
 from .. import bandwidths
+from .blocks import shifted
 from .inputs import Inputs
 
 # as in cpu_pairs.py, which needs Numba
 _NUMBERS = {"add_riesz": 0, "add_laplace": 1, "add_bump": 2, "laplace": 3, "riesz": 4}
-_SHIFTED = ("laplace",)
+_BLOCK = 64
 # channels that are multiplied together; fewer are filled up with zeros
 _WIDTHS = (64, 16)
 # queries that a task takes, at most, and numbers of pairs, at least: a task begins in 20 us
@@ -37,7 +38,7 @@ def forward(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor | None]:
     lanes = _width(channels)
     value = _padded(value, lanes)
     sums, total = value.new_empty(problems, rows, value.shape[2]), value.new_empty(problems, rows)
-    shift = value.new_empty(problems, rows if inputs.normalised and inputs.kernel in _SHIFTED else 0)
+    shift = value.new_empty(problems, rows if inputs.normalised and shifted(inputs.kernel) else 0)
     given = _arguments(inputs, query, key, value, lanes, dims)
     out = [part.numpy() for part in (sums, total, shift)]
 
@@ -107,8 +108,8 @@ def _ranges(problems: int, columns: int) -> list[tuple[int, int]]:
     """Ranges of keys that are a task each: more than one if there are few problems."""
     count = min(-(-_TASKS // max(problems, 1)), -(-columns // _KEYS))
     each = -(-columns // max(count, 1))
-    # whole blocks of cpu_pairs.py
-    each = max(-(-each // 64) * 64, 64)
+    # whole blocks
+    each = max(-(-each // _BLOCK) * _BLOCK, _BLOCK)
     return [(start, min(start + each, columns)) for start in range(0, columns, each)] or [(0, 0)]
 
 

@@ -24,9 +24,10 @@ from .cpu_pairs import (
 # Of a block of keys the coordinates `(D, KEYS)`, flat, or their two powers, and `(KEYS,)` columns and weights; of a
 # tile of queries the rows, and how many keys of the block each sees; the numbers of their pairs.
 Room = namedtuple("Room", "keys rising falling columns weights rows limits block")
-# The points of a head: whether exponentials are products for them; tiles of queries, or of their two powers; the powers
-# of queries `(2, M, D)` and keys `(2, N, D)`, none where they are not close; the norms of queries and of keys, if any.
-Points = namedtuple("Points", "close tiles rising falling of_queries of_keys row column")
+# The points of a head: tiles of queries, or of their two powers; the powers of queries `(2, M, D)` and of keys
+# `(2, N, D)`, none but for exponentials; the dimensions in which products of powers would overflow; the norms of
+# queries and of keys, if any.
+Points = namedtuple("Points", "tiles rising falling of_queries of_keys far row column")
 
 
 @compiled
@@ -48,32 +49,31 @@ def make_room(dims, like):
 def make_points(kernel, query, key, rate):
     """What is made of `query (M, D)` and `key (N, D)` once for all blocks; the rate is one over the bandwidth."""
     dims = query.shape[1]
+    exponential = value_of(kernel) == ADD_LAPLACE
     low, high = np.full(dims, np.inf, query.dtype), np.full(dims, -np.inf, query.dtype)
-    close = value_of(kernel) == ADD_LAPLACE
-    if close:
+    if exponential:
         extremes(query, low, high)
         extremes(key, low, high)
-        for d in range(dims):
-            # not so, too, of what is no number
-            close = close and (np.float64(high[d]) - np.float64(low[d])) * rate <= REACH
-    rows, columns = (query.shape[0], key.shape[0]) if close else (0, 0)
-    of_queries, of_keys = np.empty((2, rows, dims), query.dtype), np.empty((2, columns, dims), key.dtype)
-    if close:
-        middle = (low.astype(np.float64) + high.astype(np.float64)) * 0.5
-        powers(query, middle, rate, of_queries[0], of_queries[1])
-        powers(key, middle, rate, of_keys[0], of_keys[1])
-    tiles = tiles_of(query[:0] if close else query)
-    row, column = norms_of(kernel, query), norms_of(kernel, key)
-    return Points(close, tiles, tiles_of(of_queries[0]), tiles_of(of_queries[1]), of_queries, of_keys, row, column)
+    middle = (low.astype(np.float64) + high.astype(np.float64)) * 0.5
+    apart = np.zeros(dims, np.bool_)
+    for d in range(dims):
+        # so, too, of infinities, and where the rate is one
+        apart[d] = exponential and not (np.float64(high[d]) - np.float64(low[d])) * rate <= REACH
+    far = np.nonzero(apart)[0]
+    of_queries = powers(query if exponential else query[:0], middle, rate, apart)
+    of_keys = powers(key if exponential else key[:0], middle, rate, apart)
+    tiles = tiles_of(query[:0] if exponential and far.shape[0] == 0 else query)
+    rising, falling = tiles_of(of_queries[0]), tiles_of(of_queries[1])
+    return Points(tiles, rising, falling, of_queries, of_keys, far, norms_of(kernel, query), norms_of(kernel, key))
 
 
 @compiled
 def bring_keys(key, points, weight, start, count, room):
     """Make a block of the keys from `start` on, which are `count`; returns whether all queries may see all of them."""
-    if points.close:
+    if points.of_keys.shape[1]:
         transpose(points.of_keys[0], start, count, room.rising)
         transpose(points.of_keys[1], start, count, room.falling)
-    else:
+    if points.tiles.shape[0]:
         transpose(key, start, count, room.keys)
     whole = True
     for n in range(KEYS):
@@ -86,16 +86,15 @@ def bring_keys(key, points, weight, start, count, room):
 
 
 @compiled
-def fill(
-    kernel, close, tiles, rising, falling, place, keys, keys_rising, keys_falling, dims, reach, rate, block
-):  # fmt: skip
+def fill(kernel, tiles, rising, falling, far, place, keys, keys_rising, keys_falling, dims, reach, rate, block):
     """The sums of a(u) of the tile at this place and a block of keys."""
-    if close:
-        add_up_powers(rising, falling, place, keys_rising, keys_falling, dims, block)
-    elif value_of(kernel) == ADD_LAPLACE:
-        add_up_exponentials(tiles, place, keys, dims, rate, block)
-    else:
+    if value_of(kernel) != ADD_LAPLACE:
         add_up(kernel, tiles, place, keys, dims, reach, block)
+        return
+    add_up_powers(rising, falling, place, keys_rising, keys_falling, dims, block)
+    if far.shape[0]:
+        # of dimensions that there are, not of those that fill up a vector, in which all points are zero
+        add_up_exponentials(tiles, place, keys, far, rate, block)
 
 
 @compiled

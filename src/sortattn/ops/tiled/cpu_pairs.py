@@ -11,8 +11,8 @@ With `t = sum_d a(q_d - k_d)`:
 
 Differences are those of the coordinates as they were given: an offset costs no digits, and ties are ties. With `o` in
 the middle of all points, `exp(-|u| / tau)` is the lesser of `e^(q - o) e^(o - k)` and `e^(o - q) e^(k - o)`, each of
-which is made of one number for the query and one for the key; where points are so far apart that these would overflow,
-there is an exponential for every pair.
+which is made of one number for the query and one for the key; in dimensions where points are so far apart that these
+would overflow, there is an exponential for every pair.
 """
 
 import numpy as np
@@ -42,7 +42,7 @@ QUERIES, KEYS = 4, 64
 ALL = Constant(KEYS)
 # lanes of a vector: keys, or channels
 WIDTH = 32
-LANES = Constant(WIDTH)
+KEY_LANES = Constant(WIDTH)
 # e-folds between the outermost points up to which exponentials are products: the middle is half as far from each
 REACH = 80.0
 
@@ -98,7 +98,7 @@ def norms_of(kernel, points):
 def add_norm_slopes(kernel, points, norms, by_norm, rate, out):
     """Add the gradient by `points (N, D)` from that by their norms, which are taken over the bandwidth."""
     for n in range(norms.shape[0]):
-        factor = by_norm[n] * rate
+        factor = points.dtype.type(by_norm[n]) * rate
         for d in range(points.shape[1]):
             if value_of(kernel) == ADD_RIESZ:
                 out[n, d] += factor * np.sign(points[n, d])
@@ -107,35 +107,39 @@ def add_norm_slopes(kernel, points, norms, by_norm, rate, out):
 
 
 @compiled
-def powers(points, middle, rate, rising, falling):
-    """`e^(x - o)` and `e^(o - x)`, in units of the bandwidth, of `points (N, D)`: `(N, D)` each."""
+def powers(points, middle, rate, far):
+    """`(2, N, D)`: `e^(x - o)` and `e^(o - x)`, in units of the bandwidth, of `points (N, D)`; zeros if `far (D,)`."""
     real = points.dtype.type
-    for n in range(points.shape[0]):
-        for d in range(points.shape[1]):
+    count, dims = points.shape
+    made = np.zeros((2, count, dims), points.dtype)
+    for n in range(count):
+        for d in range(dims):
             # in two parts: the exponent, rounded, would cost as many digits as it is large
-            exponent = (np.float64(points[n, d]) - middle[d]) * rate
+            exponent = 0.0 if far[d] else (np.float64(points[n, d]) - middle[d]) * rate
             near = real(exponent)
             rest = real(exponent - np.float64(near))
-            rising[n, d] = exp(near) * (real(1.0) + rest)
-            falling[n, d] = exp(-near) * (real(1.0) - rest)
+            left = real(0.0 if far[d] else 1.0)
+            made[0, n, d] = left * exp(near) * (real(1.0) + rest)
+            made[1, n, d] = left * exp(-near) * (real(1.0) - rest)
+    return made
 
 
 @inlined
 def _add(kernel, scalar, keys, reach, total):
     """`total` plus a(u) of one query's coordinate and some keys' ones, in one dimension."""
     number = value_of(kernel)
-    distance = splat(scalar, LANES) - keys
+    distance = splat(scalar, KEY_LANES) - keys
     if number == RIESZ:
         return total + distance * distance
     if number == ADD_BUMP:
-        return total + larger(splat(reach, LANES) - absolute(distance), splat(type(reach)(0), LANES))
+        return total + larger(splat(reach, KEY_LANES) - absolute(distance), splat(type(reach)(0), KEY_LANES))
     return total + absolute(distance)
 
 
 @inlined
 def _add_power(rising, falling, keys_rising, keys_falling, total):
-    below = splat(rising, LANES) * keys_falling
-    above = splat(falling, LANES) * keys_rising
+    below = splat(rising, KEY_LANES) * keys_falling
+    above = splat(falling, KEY_LANES) * keys_rising
     return total + smaller(below, above)
 
 
@@ -143,9 +147,9 @@ def _add_power(rising, falling, keys_rising, keys_falling, total):
 def add_up(kernel, tiles, place, keys, dims, reach, block):
     """`block (QUERIES, KEYS)`: the sums of a(u) for the tile `(D, QUERIES)` at this place and `keys (D, KEYS)`."""
     for first in range(0, KEYS, WIDTH):
-        total0 = total1 = total2 = total3 = zeros(block, LANES)
+        total0 = total1 = total2 = total3 = zeros(block, KEY_LANES)
         for d in range(dims):
-            some = load(keys, d * KEYS + first, LANES)
+            some = load(keys, d * KEYS + first, KEY_LANES)
             total0 = _add(kernel, at(tiles, place + 4 * d), some, reach, total0)
             total1 = _add(kernel, at(tiles, place + 4 * d + 1), some, reach, total1)
             total2 = _add(kernel, at(tiles, place + 4 * d + 2), some, reach, total2)
@@ -160,9 +164,9 @@ def add_up(kernel, tiles, place, keys, dims, reach, block):
 def add_up_powers(rising, falling, place, keys_rising, keys_falling, dims, block):
     """The same sums of `exp(-|u| / tau)`, from the powers of queries and of keys."""
     for first in range(0, KEYS, WIDTH):
-        total0 = total1 = total2 = total3 = zeros(block, LANES)
+        total0 = total1 = total2 = total3 = zeros(block, KEY_LANES)
         for d in range(dims):
-            up, down = load(keys_rising, d * KEYS + first, LANES), load(keys_falling, d * KEYS + first, LANES)
+            up, down = load(keys_rising, d * KEYS + first, KEY_LANES), load(keys_falling, d * KEYS + first, KEY_LANES)
             total0 = _add_power(at(rising, place + 4 * d), at(falling, place + 4 * d), up, down, total0)
             total1 = _add_power(at(rising, place + 4 * d + 1), at(falling, place + 4 * d + 1), up, down, total1)
             total2 = _add_power(at(rising, place + 4 * d + 2), at(falling, place + 4 * d + 2), up, down, total2)
@@ -174,10 +178,9 @@ def add_up_powers(rising, falling, place, keys_rising, keys_falling, dims, block
 
 
 @compiled
-def add_up_exponentials(tiles, place, keys, dims, rate, block):
-    """The same with an exponential for every pair."""
-    block[:] = 0.0
-    for d in range(dims):
+def add_up_exponentials(tiles, place, keys, far, rate, block):
+    """Add the same of the `far` dimensions, with an exponential for every pair."""
+    for d in far:
         for i in range(QUERIES):
             for n in range(KEYS):
                 distance = abs(at(tiles, place + 4 * d + i) - at(keys, d * KEYS + n))
@@ -188,9 +191,9 @@ def add_up_exponentials(tiles, place, keys, dims, rate, block):
 def multiply(tiles, place, rows, channels, block):
     """`block (QUERIES, KEYS)`: inner products of the tile `(C, QUERIES)` at this place and `rows (C, KEYS)`."""
     for first in range(0, KEYS, WIDTH):
-        total0 = total1 = total2 = total3 = zeros(block, LANES)
+        total0 = total1 = total2 = total3 = zeros(block, KEY_LANES)
         for c in range(channels):
-            some = load(rows, c * KEYS + first, LANES)
+            some = load(rows, c * KEYS + first, KEY_LANES)
             total0 = multiply_add(at(tiles, place + 4 * c), some, total0)
             total1 = multiply_add(at(tiles, place + 4 * c + 1), some, total1)
             total2 = multiply_add(at(tiles, place + 4 * c + 2), some, total2)

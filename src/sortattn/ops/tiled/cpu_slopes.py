@@ -51,117 +51,99 @@ from .cpu_pairs import (
 
 # dimensions that are taken together
 DIMS = 16
-LANES = Constant(DIMS)
+DIM_LANES = Constant(DIMS)
+# tiles of queries whose sums for keys are added up apart: a sum of many more would lose digits
+FOLD = 256
 
 
 @inlined
-def _slope(kernel, query, key, reach, weight):
-    """`weight a'(q - k)`; of `add_bump` minus that, of `riesz` half of it."""
+def _powers(kernel, powers, place):
+    """Of exponentials those at this place; all others have none, and leave them out."""
+    return load(powers, place, DIM_LANES) if value_of(kernel) == ADD_LAPLACE else zeros(powers, DIM_LANES)
+
+
+@inlined
+def _slope(kernel, query, rising, falling, key, key_rising, key_falling, reach, weight):
+    """`weight a'(q - k)`; of `add_bump` and exponentials minus that (over the rate), of `riesz` half of it."""
     distance = query - key
-    pull = splat(weight, LANES)
+    pull = splat(weight, DIM_LANES)
     if value_of(kernel) == RIESZ:
         return distance * pull
     if value_of(kernel) == ADD_BUMP:
-        pull = heaviside(splat(reach, LANES) - absolute(distance), pull)
+        pull = heaviside(splat(reach, DIM_LANES) - absolute(distance), pull)
+    if value_of(kernel) == ADD_LAPLACE:
+        pull = pull * smaller(rising * key_falling, falling * key_rising)
     return signed(distance, pull)
 
 
-@inlined
-def _power_slope(query, rising, falling, key, key_rising, key_falling, weight):
-    pull = splat(weight, LANES) * smaller(rising * key_falling, falling * key_rising)
-    return signed(query - key, pull)
-
-
 @compiled
-def _add_slopes(kernel, query, key, start, stop, first, count, reach, block, by_query, by_key):
-    """Add what a tile of queries and a block of keys give each other; the numbers of pairs in the `block` are `w`."""
+def _add_slopes(
+    kernel, query, key, of_queries, of_keys, start, stop, first, count, reach, block, by_query, by_block
+):  # fmt: skip
+    """Add what a tile of queries and a block of keys give each other; the numbers of pairs in the `block` are `w`.
+
+    `by_block (KEYS, D)` is for the keys, which begin with row `first`.
+    """
     dims = query.shape[1]
-    queries, keys = query.reshape(query.size), key.reshape(key.size)
-    out, others = by_query.reshape(by_query.size), by_key.reshape(by_key.size)
+    queries, keys, out = query.reshape(query.size), key.reshape(key.size), by_query.reshape(by_query.size)
+    ups, downs = of_queries[0].reshape(-1), of_queries[1].reshape(-1)
+    rising, falling = of_keys[0].reshape(-1), of_keys[1].reshape(-1)
     last = stop - 1
     for d in range(0, dims, DIMS):
         place0, place1 = start * dims + d, min(start + 1, last) * dims + d
         place2, place3 = min(start + 2, last) * dims + d, min(start + 3, last) * dims + d
-        query0, query1 = load(queries, place0, LANES), load(queries, place1, LANES)
-        query2, query3 = load(queries, place2, LANES), load(queries, place3, LANES)
-        total0 = total1 = total2 = total3 = zeros(block, LANES)
-        for n in range(count):
-            spot = (first + n) * dims + d
-            some = load(keys, spot, LANES)
-            part0 = _slope(kernel, query0, some, reach, at(block, n))
-            part1 = _slope(kernel, query1, some, reach, at(block, KEYS + n))
-            part2 = _slope(kernel, query2, some, reach, at(block, 2 * KEYS + n))
-            part3 = _slope(kernel, query3, some, reach, at(block, 3 * KEYS + n))
-            total0, total1, total2, total3 = total0 + part0, total1 + part1, total2 + part2, total3 + part3
-            store(others, spot, load(others, spot, LANES) - ((part0 + part1) + (part2 + part3)))
-        # those that stand in for queries that are missing have added nothing
-        store(out, place3, load(out, place3, LANES) + total3)
-        store(out, place2, load(out, place2, LANES) + total2)
-        store(out, place1, load(out, place1, LANES) + total1)
-        store(out, place0, load(out, place0, LANES) + total0)
-
-
-@compiled
-def _add_power_slopes(query, key, of_queries, of_keys, start, stop, first, count, block, by_query, by_key):
-    """The same for `add_laplace`, from the powers of queries and keys."""
-    dims = query.shape[1]
-    queries, keys = query.reshape(query.size), key.reshape(key.size)
-    ups, downs = of_queries[0].reshape(query.size), of_queries[1].reshape(query.size)
-    rising, falling = of_keys[0].reshape(key.size), of_keys[1].reshape(key.size)
-    out, others = by_query.reshape(by_query.size), by_key.reshape(by_key.size)
-    last = stop - 1
-    for d in range(0, dims, DIMS):
-        place0, place1 = start * dims + d, min(start + 1, last) * dims + d
-        place2, place3 = min(start + 2, last) * dims + d, min(start + 3, last) * dims + d
-        query0, query1 = load(queries, place0, LANES), load(queries, place1, LANES)
-        query2, query3 = load(queries, place2, LANES), load(queries, place3, LANES)
+        query0, query1 = load(queries, place0, DIM_LANES), load(queries, place1, DIM_LANES)
+        query2, query3 = load(queries, place2, DIM_LANES), load(queries, place3, DIM_LANES)
         up0, up1, up2, up3 = (
-            load(ups, place0, LANES),
-            load(ups, place1, LANES),
-            load(ups, place2, LANES),
-            load(ups, place3, LANES),
+            _powers(kernel, ups, place0),
+            _powers(kernel, ups, place1),
+            _powers(kernel, ups, place2),
+            _powers(kernel, ups, place3),
         )
         down0, down1, down2, down3 = (
-            load(downs, place0, LANES),
-            load(downs, place1, LANES),
-            load(downs, place2, LANES),
-            load(downs, place3, LANES),
+            _powers(kernel, downs, place0),
+            _powers(kernel, downs, place1),
+            _powers(kernel, downs, place2),
+            _powers(kernel, downs, place3),
         )
-        total0 = total1 = total2 = total3 = zeros(block, LANES)
+        total0 = total1 = total2 = total3 = zeros(block, DIM_LANES)
         for n in range(count):
             spot = (first + n) * dims + d
-            some, up, down = load(keys, spot, LANES), load(rising, spot, LANES), load(falling, spot, LANES)
-            part0 = _power_slope(query0, up0, down0, some, up, down, at(block, n))
-            part1 = _power_slope(query1, up1, down1, some, up, down, at(block, KEYS + n))
-            part2 = _power_slope(query2, up2, down2, some, up, down, at(block, 2 * KEYS + n))
-            part3 = _power_slope(query3, up3, down3, some, up, down, at(block, 3 * KEYS + n))
+            some, up, down = load(keys, spot, DIM_LANES), _powers(kernel, rising, spot), _powers(kernel, falling, spot)
+            part0 = _slope(kernel, query0, up0, down0, some, up, down, reach, at(block, n))
+            part1 = _slope(kernel, query1, up1, down1, some, up, down, reach, at(block, KEYS + n))
+            part2 = _slope(kernel, query2, up2, down2, some, up, down, reach, at(block, 2 * KEYS + n))
+            part3 = _slope(kernel, query3, up3, down3, some, up, down, reach, at(block, 3 * KEYS + n))
             total0, total1, total2, total3 = total0 + part0, total1 + part1, total2 + part2, total3 + part3
-            store(others, spot, load(others, spot, LANES) - ((part0 + part1) + (part2 + part3)))
-        store(out, place3, load(out, place3, LANES) + total3)
-        store(out, place2, load(out, place2, LANES) + total2)
-        store(out, place1, load(out, place1, LANES) + total1)
-        store(out, place0, load(out, place0, LANES) + total0)
+            near = n * dims + d
+            store(by_block, near, load(by_block, near, DIM_LANES) - ((part0 + part1) + (part2 + part3)))
+        # those that stand in for queries that are missing have added nothing
+        store(out, place3, load(out, place3, DIM_LANES) + total3)
+        store(out, place2, load(out, place2, DIM_LANES) + total2)
+        store(out, place1, load(out, place1, DIM_LANES) + total1)
+        store(out, place0, load(out, place0, DIM_LANES) + total0)
 
 
 @compiled
-def _add_exponential_slopes(query, key, start, stop, first, count, rate, block, by_query, by_key):
-    """The same with an exponential for every pair."""
+def _add_exponential_slopes(query, key, far, start, stop, first, count, rate, block, by_query, by_block):
+    """The same in the `far` dimensions, with an exponential for every pair."""
+    dims = query.shape[1]
     for i in range(min(QUERIES, stop - start)):
         for n in range(count):
             weight = at(block, i * KEYS + n)
-            for d in range(query.shape[1]):
+            for d in far:
                 distance = query[start + i, d] - key[first + n, d]
                 part = weight * exp(-abs(distance) * rate)
                 part = part if distance > 0 else (-part if distance < 0 else distance)
                 by_query[start + i, d] += part
-                by_key[first + n, d] -= part
+                put(by_block, n * dims + d, at(by_block, n * dims + d) - part)
 
 
 @compiled
-def _spread(lanes, block, grad, start, stop, first, count, by_value):
-    """Add the rows of a tile of `grad (M, C)` to those of the keys, each times the number of the pair."""
+def _spread(lanes, block, grad, start, stop, count, by_block):
+    """Add the rows of a tile of `grad (M, C)` to those of a block of keys, each times the number of the pair."""
     width, channels = value_of(lanes), grad.shape[1]
-    rows, out = grad.reshape(grad.size), by_value.reshape(by_value.size)
+    rows = grad.reshape(grad.size)
     last = stop - 1
     for c in range(0, channels, width):
         row0 = load(rows, start * channels + c, lanes)
@@ -169,11 +151,21 @@ def _spread(lanes, block, grad, start, stop, first, count, by_value):
         row2 = load(rows, min(start + 2, last) * channels + c, lanes)
         row3 = load(rows, min(start + 3, last) * channels + c, lanes)
         for n in range(count):
-            spot = (first + n) * channels + c
-            total = multiply_add(at(block, n), row0, load(out, spot, lanes))
+            spot = n * channels + c
+            total = multiply_add(at(block, n), row0, load(by_block, spot, lanes))
             total = multiply_add(at(block, KEYS + n), row1, total)
             total = multiply_add(at(block, 2 * KEYS + n), row2, total)
-            store(out, spot, multiply_add(at(block, 3 * KEYS + n), row3, total))
+            store(by_block, spot, multiply_add(at(block, 3 * KEYS + n), row3, total))
+
+
+@compiled
+def _fold(by_block, start, count, out):
+    """Add the first rows of a block, flat, to those of `out` from `start` on, and begin it anew."""
+    width = out.shape[1]
+    for n in range(count):
+        for i in range(width):
+            out[start + n, i] += at(by_block, n * width + i)
+    by_block[:] = 0.0
 
 
 @compiled
@@ -210,38 +202,42 @@ def _through_quotient(grad, outputs, total):
         product = 0.0
         for c in range(grad.shape[1]):
             product += np.float64(grad[m, c]) * np.float64(outputs[m, c])
-            by_sums[m, c] = grad[m, c] * inverse
         by_total[m] = -product * inverse
+        for c in range(grad.shape[1]):
+            by_sums[m, c] = grad[m, c] * inverse
     return by_sums, by_total
 
 
 @compiled
 def _differentiate_head(
     kernel, lanes, dims, grad, outputs, total, shift, query, key, value, weight, bandwidth, constant, causal, each,
-    start, stop, by_query, by_key, by_value,
+    columns, start, by_query, by_key, by_value,
 ):  # fmt: skip
-    rows, columns, width, channels = query.shape[0], key.shape[0], query.shape[1], value.shape[1]
+    """As `differentiate_heads`, for one head and some keys, which begin with the one at `start` of all `columns`."""
+    rows, count_keys, width, channels = query.shape[0], key.shape[0], query.shape[1], value.shape[1]
     # apart: arrays in a tuple are counted at every use
     room = make_room(width, query)
     keys, keys_rising, keys_falling, norms, weights, lines, limits, block = room
     points = make_points(kernel, query, key, 1.0 / bandwidth)
-    close, tiles, rising, falling, of_queries, of_keys, row, column = points
+    tiles, rising, falling, of_queries, of_keys, far, row, column = points
     grad, grad_total = _through_quotient(grad, outputs, total)
-    by_row, by_column = np.zeros(rows, query.dtype), np.zeros(columns, query.dtype)
+    # of many pairs, which do not cancel
+    by_row, by_column = np.zeros(rows, np.float64), np.zeros(count_keys, np.float64)
     constant = query.dtype.type(constant)
     reach, rate = query.dtype.type(bandwidth), query.dtype.type(1.0 / bandwidth)
     nothing = query.dtype.type(-np.inf if value_of(kernel) == LAPLACE else 0.0)
     values, grads = aligned(channels * KEYS, query), tiles_of(grad)
     pairs, products = aligned(QUERIES * KEYS, query), aligned(QUERIES * KEYS, query)
+    by_points, by_rows = aligned(width * KEYS, query), aligned(channels * KEYS, query)
     by_query[:] = 0.0
-    by_key[start:stop] = 0.0
-    by_value[start:stop] = 0.0
-    for first in range(start, stop, KEYS):
-        count = min(KEYS, stop - first)
-        brought, whole = False, False
+    by_key[:] = 0.0
+    by_value[:] = 0.0
+    for first in range(0, count_keys, KEYS):
+        count = min(KEYS, count_keys - first)
+        brought, whole, pending = False, False, 0
         for m in range(0, rows, QUERIES):
             # no query sees beyond the block
-            most, fewest = set_limits(m, rows, first, columns, causal, each, limits)
+            most, fewest = set_limits(m, rows, start + first, columns, causal, each, limits)
             most = min(most, count)
             if most == 0:
                 continue
@@ -250,7 +246,7 @@ def _differentiate_head(
                 whole = bring_keys(key, points, weight, first, count, room)
                 transpose(value, first, count, values)
             fill(
-                kernel, close, tiles, rising, falling, m * width, keys, keys_rising, keys_falling, dims, reach, rate,
+                kernel, tiles, rising, falling, far, m * width, keys, keys_rising, keys_falling, dims, reach, rate,
                 block,
             )  # fmt: skip
             if value_of(kernel) == RIESZ:
@@ -272,16 +268,30 @@ def _differentiate_head(
                 block[(rows - m) * KEYS :] = 0.0
             if value_of(kernel) in (ADD_RIESZ, RIESZ):
                 _add_by_norms(products, m, rows, first, count, by_row, by_column)
-            _spread(lanes, block, grad, m, rows, first, most, by_value)
+            _spread(lanes, block, grad, m, rows, most, by_rows)
             _weigh(kernel, block, pairs, products, rate)
-            if value_of(kernel) != ADD_LAPLACE:
-                _add_slopes(kernel, query, key, m, rows, first, most, reach, products, by_query, by_key)
-            elif close:
-                _add_power_slopes(query, key, of_queries, of_keys, m, rows, first, most, products, by_query, by_key)
-            else:
-                _add_exponential_slopes(query, key, m, rows, first, most, rate, products, by_query, by_key)
+            _add_slopes(
+                kernel, query, key, of_queries, of_keys, m, rows, first, most, reach, products, by_query, by_points
+            )  # fmt: skip
+            if value_of(kernel) == ADD_LAPLACE and far.shape[0]:
+                _add_exponential_slopes(
+                    query, key, far, m, rows, first, most, rate, products, by_query, by_points
+                )  # fmt: skip
+            pending += 1
+            if pending == FOLD:
+                _fold(by_points, first, count, by_key)
+                _fold(by_rows, first, count, by_value)
+                pending = 0
+        _fold(by_points, first, count, by_key)
+        _fold(by_rows, first, count, by_value)
     add_norm_slopes(kernel, query, row, by_row, rate, by_query)
-    add_norm_slopes(kernel, key[start:stop], column[start:stop], by_column[start:stop], rate, by_key[start:stop])
+    add_norm_slopes(kernel, key, column, by_column, rate, by_key)
+    # of a head that is no number its gradients are none either, whatever comparisons have made of them
+    for m in range(rows):
+        if np.isnan(grad_total[m]):
+            by_query[m] = np.nan
+            by_key[:] = np.nan
+            by_value[:] = np.nan
 
 
 def _entries(version: str):
@@ -301,8 +311,9 @@ def _entries(version: str):
         version  # noqa: B018
         for p in range(first, last):
             _differentiate_head(
-                kernel, lanes, dims, grad[p], outputs[p], total[p], shift[p], query[p], key[p], value[p], weight[p],
-                bandwidth[p], constant, causal, each, start, stop, by_query[p], by_key[p], by_value[p],
+                kernel, lanes, dims, grad[p], outputs[p], total[p], shift[p], query[p], key[p, start:stop],
+                value[p, start:stop], weight[p, start:stop], bandwidth[p], constant, causal, each, key.shape[1], start,
+                by_query[p], by_key[p, start:stop], by_value[p, start:stop],
             )  # fmt: skip
 
     return differentiate_heads

@@ -62,7 +62,7 @@ def _sum_head(
     room = make_room(dims, query)
     keys, keys_rising, keys_falling, norms, weights, rows, limits, block = room
     points = make_points(kernel, query[start:stop], key, 1.0 / bandwidth)
-    close, tiles, rising, falling, _, _, row, _ = points
+    tiles, rising, falling, _, _, far, row, _ = points
     reach, rate = query.dtype.type(bandwidth), query.dtype.type(1.0 / bandwidth)
     constant = query.dtype.type(constant)
     values, out = value.reshape(value.size), sums.reshape(sums.size)
@@ -81,7 +81,7 @@ def _sum_head(
                 whole = bring_keys(key, points, weight, first, count, room)
             place = (m - start) * dims
             fill(
-                kernel, close, tiles, rising, falling, place, keys, keys_rising, keys_falling, dims, reach, rate, block
+                kernel, tiles, rising, falling, far, place, keys, keys_rising, keys_falling, dims, reach, rate, block
             )  # fmt: skip
             bring_norms(row, m - start, rows)
             finish(kernel, block, rate, constant, rows, norms)
