@@ -25,7 +25,10 @@ def test_a_second_process_compiles_nothing_and_starts_in_under_three_seconds(ker
     # the first may have to compile
     for _ in range(2):
         child = subprocess.run(
-            [sys.executable, "-c", CODE.format(kernel=kernel, backend=backend)], capture_output=True, text=True, check=True
+            [sys.executable, "-c", CODE.format(kernel=kernel, backend=backend)],
+            capture_output=True,
+            text=True,
+            check=True,
         )
     # seconds of the processor: others may keep it busy meanwhile
     seconds, misses = child.stdout.split()

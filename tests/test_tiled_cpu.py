@@ -13,6 +13,8 @@ from .definition import FORWARD, GRADIENT, check, define
 pytestmark = pytest.mark.usefixtures("cpu_only")
 NAMES = ("add_riesz", "add_laplace", "add_bump", "laplace", "riesz")
 every_kernel = pytest.mark.parametrize("name", NAMES)
+# with two made by the user
+every_kind = pytest.mark.parametrize("name", [*NAMES, "spline_jumps", "matern52"])
 dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=lambda dtype: str(dtype)[6:])
 
 
@@ -22,16 +24,17 @@ def inputs(name: str, *points, **changes) -> Inputs:
 
 
 def test_kernels_have_the_numbers_that_the_loops_know():
-    assert {name: getattr(cpu_pairs, name.upper()) for name in NAMES} == cpu._NUMBERS
+    assert {name: getattr(cpu_pairs, name.upper()) for name in cpu._NUMBERS} == cpu._NUMBERS
+    assert set(NAMES) < set(cpu._NUMBERS)
     assert cpu._BLOCK == cpu_pairs.KEYS
 
 
-@every_kernel
+@every_kind
 def test_they_are_taken(name, monkeypatch):
     monkeypatch.setattr(blocks, "forward", lambda _: pytest.fail("torch has summed"))
     monkeypatch.setattr(blocks, "backward", lambda *_: pytest.fail("torch has differentiated"))
     points = leaves(*draw(Shape((2,), 9, 8, 3, 2), torch.float32))
-    sortattn.kernel_attention(*points, name, backend="tiled").sum().backward()
+    sortattn.kernel_attention(*points, CASES[name].kernel, backend="tiled").sum().backward()
 
 
 # tiles of 4 queries, blocks of 64 keys, vectors of 16, 32 and 64 lanes, tasks of 512 queries and of 256 keys
@@ -48,7 +51,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @dtypes
-@every_kernel
+@every_kind
 def test_output_and_gradients_match_the_definition(name, dtype, shape):
     points, gradient = draw(shape, dtype), cotangent(shape, dtype)
     options = {"bandwidth": torch.tensor(2.5, dtype=dtype)}
@@ -98,13 +101,15 @@ def test_sums_of_many_queries_keep_their_digits():
         assert_close(one, other, 2e-6, name=name)
 
 
-@every_kernel
+@every_kind
 def test_a_head_that_holds_what_is_no_number_has_no_gradients_and_others_have(name):
     query, key, value = draw(Shape((3,), 9, 70, 5, 4), torch.float32)
     for given in (query, key, value):
         given[1, 3, 0] = torch.nan
         points = leaves(query, key, value)
-        gradients = torch.autograd.grad(sortattn.kernel_attention(*points, name, backend="tiled").sum(), points)
+        gradients = torch.autograd.grad(
+            sortattn.kernel_attention(*points, CASES[name].kernel, backend="tiled").sum(), points
+        )
         given[1, 3, 0] = 1.0
         assert all(part[1].isnan().all() and part[::2].isfinite().all() for part in gradients)
 

@@ -68,7 +68,7 @@ _COSTS: dict[str, dict[str, dict[str, Cost]]] = {
     "cpu": {
         "sided": {
             "reference": Cost(call=4.3e6, pair=3.5),
-            "tiled": Cost(call=9e5, pair=6.3),
+            "tiled": Cost(call=1.7e5, pair=0.22),
             "sorted": Cost(call=8.9e5, point=0.14),
             "grid": _GRID_CPU,
         },
@@ -120,8 +120,8 @@ _COSTS: dict[str, dict[str, dict[str, Cost]]] = {
     "cpu causal": {
         "sided": {
             "reference": Cost(call=2.9e6, pair=2.9),
-            "tiled": Cost(call=1e6, pair=5.4),
-            "sorted": Cost(call=1.9e5, point=4.15),
+            "tiled": Cost(call=1.7e5, pair=0.12),
+            "sorted": Cost(call=2e5, point=0.54),
             "grid": _GRID_CPU,
         },
         "add_riesz": {

@@ -353,7 +353,12 @@ def _register(symbol, combine):
         return None
 
 
-for _symbol, _instruction in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul")):
+for _symbol, _instruction in (
+    (operator.add, "fadd"),
+    (operator.sub, "fsub"),
+    (operator.mul, "fmul"),
+    (operator.truediv, "fdiv"),
+):
     _register(_symbol, _binary(_instruction))
 
 
@@ -382,6 +387,23 @@ def _extreme(comparison):
 # lane by lane; the right one where either is no number
 smaller = _extreme("<")
 larger = _extreme(">")
+
+
+def _where(comparison):
+    @intrinsic
+    def choose(typing, place, left, right):
+        def emit(context, builder, signature, args):
+            zero = ir.Constant(args[0].type, [0.0] * args[0].type.count)
+            return builder.select(builder.fcmp_ordered(comparison, args[0], zero), args[1], args[2])
+
+        return left(place, left, right), emit
+
+    return choose
+
+
+# lane by lane, the left one where `place` is positive, or not negative; elsewhere the right one
+positive = _where(">")
+from_zero = _where(">=")
 
 
 @intrinsic

@@ -32,9 +32,9 @@ from .sorted import backend as by_sorting
 from .tiled.api import gradients_directly, tiled_sum_directly
 from .tiled.inputs import TENSORS, Inputs, schema
 
-# keys of a chunk, at most: up to there `tiled` takes no longer than `sorted`; and on the CPU of kernels that have no
-# compiled loops there
-_CHUNK, _SMALL = 2048, 64
+# keys of a chunk, at most: up to there `tiled` takes no longer than `sorted`; and on the CPU of kernels made by the
+# user, whose pairs take longer
+_CHUNK, _SMALL = 2048, 256
 
 
 def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
@@ -286,7 +286,8 @@ def _gradients(grad: Tensor, rows: Tensor, total: Tensor, *arguments) -> tuple[T
             quotient = [_heads(part.of_queries(each)) for each in given]
             if not inputs.normalised:
                 quotient.insert(1, rows)
-            add(part, gradients_directly(*quotient, total.new_empty(*quotient[2].shape[:1], 0), *call.tiles(part)))
+            none = total.new_empty(*quotient[2].shape[:1], 0)
+            add(part, gradients_directly(*quotient, none, *call.tiles(part), learned))
             del quotient
     by_sums = through_quotient(*given) if inputs.normalised else (given[0], torch.zeros_like(given[1]))
     del given

@@ -43,14 +43,28 @@ def _(*arguments):
 
 
 def _gradients(grad: Tensor, rows: Tensor, total: Tensor, shift: Tensor, *arguments) -> tuple[Tensor, ...]:
-    """The gradients of query, key, value, bandwidth and parameters; of what is None, no number."""
-    inputs = Inputs(*arguments)
-    gradients = _way(inputs).backward(grad, rows, total, shift if shift.shape[1] else None, inputs)
+    """The gradients of query, key, value, bandwidth and parameters; of what is None, no number.
+
+    The last argument, if it is there, is whether the parameters are learned: if they are not, their gradient may be
+    left out.
+    """
+    count = len(Inputs._fields)
+    inputs = Inputs(*arguments[:count])
+    way = _way(inputs)
+    if way is cpu and inputs.parameters is not None and all(arguments[count:]):
+        way = blocks
+    gradients = way.backward(grad, rows, total, shift if shift.shape[1] else None, inputs)
+    # an operator returns what its fake kernel says
+    if inputs.parameters is not None and gradients[4] is None:
+        gradients = (*gradients[:4], torch.zeros_like(inputs.parameters))
     return tuple(grad.new_empty(0) if part is None else part for part in gradients)
 
 
 tiled_sum_backward = torch.library.custom_op(
-    "sortattn::tiled_sum_backward", _gradients, mutates_args=(), schema=schema(5, "grad", "rows", "total", "shift")
+    "sortattn::tiled_sum_backward",
+    _gradients,
+    mutates_args=(),
+    schema=schema(5, "grad", "rows", "total", "shift", last=("bool learned=True",)),
 )
 differentiated_once(tiled_sum_backward)
 gradients_directly = shortcut(tiled_sum_backward, _gradients)
@@ -80,7 +94,7 @@ def _backward(ctx, grad, *_):
     if grad is None:
         return (None,) * (TENSORS + len(ctx.options))
     saved = ctx.saved_tensors
-    *gradients, dtau, dparameters = gradients_directly(grad, *saved, *ctx.options)
+    *gradients, dtau, dparameters = gradients_directly(grad, *saved, *ctx.options, ctx.needs_input_grad[5])
     *_, bandwidth, parameters = saved
     dtau, dparameters = None if bandwidth is None else dtau, None if parameters is None else dparameters
     return *gradients, None, dtau, dparameters, *(None,) * len(ctx.options)

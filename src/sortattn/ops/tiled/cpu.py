@@ -1,4 +1,4 @@
-"""The named kernels that are no softmax, summed on the CPU by compiled loops over tiles of pairs.
+"""Kernels of distances that are no softmax, summed on the CPU by compiled loops over tiles of pairs.
 
 Results do not depend on the number of threads: how sums are cut into tasks follows from the sizes alone.
 """
@@ -7,14 +7,22 @@ import torch
 from torch import Tensor
 
 from ... import threads
-from ...kernels import KERNELS, RIESZ_EPSILON
+from ...kernels import RIESZ_EPSILON, PolynomialExponential, Spline
 from ...normalise import poison_of, reciprocal
 from .. import bandwidths
 from .blocks import shifted
 from .inputs import Inputs
 
 # as in cpu_pairs.py, which needs Numba
-_NUMBERS = {"add_riesz": 0, "add_laplace": 1, "add_bump": 2, "laplace": 3, "riesz": 4}
+_NUMBERS = {
+    "add_riesz": 0,
+    "add_laplace": 1,
+    "add_bump": 2,
+    "laplace": 3,
+    "riesz": 4,
+    Spline.name: 5,
+    PolynomialExponential.name: 6,
+}
 _BLOCK = 64
 # channels that are multiplied together; fewer are filled up with zeros
 _WIDTHS = (64, 16)
@@ -98,7 +106,7 @@ def backward(
     by_points, by_key = (part[..., :dims].contiguous() for part in (by_points, by_key))
     by_bandwidth = None
     if inputs.bandwidth is not None:
-        taus, stationary = inputs.bandwidth.detach().reshape(-1), KERNELS[inputs.kernel].stationary == "yes"
+        taus, stationary = inputs.bandwidth.detach().reshape(-1), inputs.kernel not in ("add_riesz", "riesz")
         moment = bandwidths.gradient(query, key, by_points, by_key, taus, stationary)
         by_bandwidth = moment.to(taus).view(inputs.bandwidth.shape)
     return by_points, by_key, by_value[..., :channels].contiguous(), by_bandwidth, None
@@ -137,4 +145,16 @@ def _arguments(inputs: Inputs, query: Tensor, key: Tensor, value: Tensor, lanes:
     arrays = (part.contiguous().numpy() for part in (query, key, value, weight, bandwidth))
     constant = {"add_riesz": dims * RIESZ_EPSILON, "riesz": RIESZ_EPSILON}.get(inputs.kernel, 0.0)
     each = max(query.shape[1] // inputs.group, 1)
-    return Constant(_NUMBERS[inputs.kernel]), Constant(lanes), *arrays, constant, inputs.causal, each
+    form = _form(inputs).to(query).contiguous().numpy()
+    return Constant(_NUMBERS[inputs.kernel]), Constant(lanes), *arrays, constant, form, inputs.causal, each
+
+
+def _form(inputs: Inputs) -> Tensor:
+    """The numbers of a kernel made by the user as cpu_forms.py has them, in float64; none of others."""
+    if inputs.parameters is None:
+        return torch.empty(0)
+    parameters = inputs.parameters.detach().to(torch.float64)
+    if inputs.kernel == Spline.name:
+        return torch.cat(Spline.pieces(parameters))
+    rises = parameters[1:] * torch.arange(1, len(parameters), dtype=parameters.dtype)
+    return torch.cat([parameters, torch.nn.functional.pad(rises, (0, 1)) - parameters])

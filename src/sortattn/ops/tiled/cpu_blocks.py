@@ -6,11 +6,14 @@ import numpy as np
 
 from ...cpu.compiled import compiled
 from ...cpu.simd import aligned, put, value_of
+from .cpu_forms import add_up_polynomial, add_up_spline
 from .cpu_pairs import (
     ADD_LAPLACE,
     KEYS,
+    POLYNOMIAL_EXPONENTIAL,
     QUERIES,
     REACH,
+    SPLINE,
     add_up,
     add_up_exponentials,
     add_up_powers,
@@ -86,8 +89,17 @@ def bring_keys(key, points, weight, start, count, room):
 
 
 @compiled
-def fill(kernel, tiles, rising, falling, far, place, keys, keys_rising, keys_falling, dims, reach, rate, block):
-    """The sums of a(u) of the tile at this place and a block of keys."""
+def fill(
+    kernel, tiles, rising, falling, far, place, keys, keys_rising, keys_falling, dims, reach, rate, form, line, powers,
+    block,
+):  # fmt: skip
+    """The sums of a(u) of the tile at this place and a block of keys; `line` and `powers` are room for a row of it."""
+    if value_of(kernel) == SPLINE:
+        add_up_spline(tiles, place, keys, dims, reach, form, block)
+        return
+    if value_of(kernel) == POLYNOMIAL_EXPONENTIAL:
+        add_up_polynomial(tiles, place, keys, dims, reach, form, line, powers, block)
+        return
     if value_of(kernel) != ADD_LAPLACE:
         add_up(kernel, tiles, place, keys, dims, reach, block)
         return

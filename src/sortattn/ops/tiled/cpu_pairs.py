@@ -8,6 +8,7 @@ With `t = sum_d a(q_d - k_d)`:
     add_bump         max(0, tau - |u|)      t / tau
     laplace          |u|                    exp(-t / tau)
     riesz            u^2                    (|q|_2 + |k|_2 - sqrt(t)) / tau + eps
+    made by the user, see cpu_forms.py      t
 
 Differences are those of the coordinates as they were given: an offset costs no digits, and ties are ties. With `o` in
 the middle of all points, `exp(-|u| / tau)` is the lesser of `e^(q - o) e^(o - k)` and `e^(o - q) e^(k - o)`, each of
@@ -36,7 +37,7 @@ from ...cpu.simd import (
 )
 
 # kernels by their number, which the compiler knows
-ADD_RIESZ, ADD_LAPLACE, ADD_BUMP, LAPLACE, RIESZ = range(5)
+ADD_RIESZ, ADD_LAPLACE, ADD_BUMP, LAPLACE, RIESZ, SPLINE, POLYNOMIAL_EXPONENTIAL = range(7)
 # queries that are taken together, and keys of a block
 QUERIES, KEYS = 4, 64
 ALL = Constant(KEYS)
@@ -208,7 +209,7 @@ def multiply(tiles, place, rows, channels, block):
 def finish(kernel, block, rate, constant, rows, columns):
     """Make sums of a(u) what is said above, but for the exponential of `laplace`; rows and columns are the norms."""
     number = value_of(kernel)
-    if number == ADD_LAPLACE:
+    if number in (ADD_LAPLACE, SPLINE, POLYNOMIAL_EXPONENTIAL):
         return
     for i in range(QUERIES):
         for n in range(KEYS):

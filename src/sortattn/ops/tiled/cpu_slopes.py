@@ -31,14 +31,17 @@ from ...cpu.simd import (
     zeros,
 )
 from .cpu_blocks import bring_keys, bring_norms, fill, make_points, make_room, set_limits
+from .cpu_forms import add_polynomial_slopes, add_spline_slopes
 from .cpu_pairs import (
     ADD_BUMP,
     ADD_LAPLACE,
     ADD_RIESZ,
     KEYS,
     LAPLACE,
+    POLYNOMIAL_EXPONENTIAL,
     QUERIES,
     RIESZ,
+    SPLINE,
     add_norm_slopes,
     exponentials,
     finish,
@@ -210,8 +213,8 @@ def _through_quotient(grad, outputs, total):
 
 @compiled
 def _differentiate_head(
-    kernel, lanes, dims, grad, outputs, total, shift, query, key, value, weight, bandwidth, constant, causal, each,
-    columns, start, by_query, by_key, by_value,
+    kernel, lanes, dims, grad, outputs, total, shift, query, key, value, weight, bandwidth, constant, form, causal,
+    each, columns, start, by_query, by_key, by_value,
 ):  # fmt: skip
     """As `differentiate_heads`, for one head and some keys, which begin with the one at `start` of all `columns`."""
     rows, count_keys, width, channels = query.shape[0], key.shape[0], query.shape[1], value.shape[1]
@@ -228,6 +231,7 @@ def _differentiate_head(
     nothing = query.dtype.type(-np.inf if value_of(kernel) == LAPLACE else 0.0)
     values, grads = aligned(channels * KEYS, query), tiles_of(grad)
     pairs, products = aligned(QUERIES * KEYS, query), aligned(QUERIES * KEYS, query)
+    line, powers = aligned(max(width, KEYS), query), aligned(max(width, KEYS), query)
     by_points, by_rows = aligned(width * KEYS, query), aligned(channels * KEYS, query)
     by_query[:] = 0.0
     by_key[:] = 0.0
@@ -247,7 +251,7 @@ def _differentiate_head(
                 transpose(value, first, count, values)
             fill(
                 kernel, tiles, rising, falling, far, m * width, keys, keys_rising, keys_falling, dims, reach, rate,
-                block,
+                form, line, powers, block,
             )  # fmt: skip
             if value_of(kernel) == RIESZ:
                 pairs[:] = block
@@ -270,9 +274,16 @@ def _differentiate_head(
                 _add_by_norms(products, m, rows, first, count, by_row, by_column)
             _spread(lanes, block, grad, m, rows, most, by_rows)
             _weigh(kernel, block, pairs, products, rate)
-            _add_slopes(
-                kernel, query, key, of_queries, of_keys, m, rows, first, most, reach, products, by_query, by_points
-            )  # fmt: skip
+            if value_of(kernel) == SPLINE:
+                add_spline_slopes(query, key, m, rows, first, most, reach, form, products, by_query, by_points)
+            elif value_of(kernel) == POLYNOMIAL_EXPONENTIAL:
+                add_polynomial_slopes(
+                    query, key, m, rows, first, most, reach, form, line, powers, products, by_query, by_points
+                )  # fmt: skip
+            else:
+                _add_slopes(
+                    kernel, query, key, of_queries, of_keys, m, rows, first, most, reach, products, by_query, by_points
+                )  # fmt: skip
             if value_of(kernel) == ADD_LAPLACE and far.shape[0]:
                 _add_exponential_slopes(
                     query, key, far, m, rows, first, most, rate, products, by_query, by_points
@@ -299,8 +310,8 @@ def _entries(version: str):
 
     @entry
     def differentiate_heads(
-        kernel, lanes, query, key, value, weight, bandwidth, constant, causal, each, dims, grad, outputs, total, shift,
-        first, last, start, stop, by_query, by_key, by_value,
+        kernel, lanes, query, key, value, weight, bandwidth, constant, form, causal, each, dims, grad, outputs, total,
+        shift, first, last, start, stop, by_query, by_key, by_value,
     ):  # fmt: skip
         """Fill the gradients of some problems by keys `start ... stop - 1`, and what these give to the queries.
 
@@ -312,11 +323,11 @@ def _entries(version: str):
         for p in range(first, last):
             _differentiate_head(
                 kernel, lanes, dims, grad[p], outputs[p], total[p], shift[p], query[p], key[p, start:stop],
-                value[p, start:stop], weight[p, start:stop], bandwidth[p], constant, causal, each, key.shape[1], start,
-                by_query[p], by_key[p, start:stop], by_value[p, start:stop],
+                value[p, start:stop], weight[p, start:stop], bandwidth[p], constant, form, causal, each, key.shape[1],
+                start, by_query[p], by_key[p, start:stop], by_value[p, start:stop],
             )  # fmt: skip
 
     return differentiate_heads
 
 
-differentiate_heads = _entries(digest(__file__, "cpu_blocks", "cpu_pairs"))
+differentiate_heads = _entries(digest(__file__, "cpu_blocks", "cpu_forms", "cpu_pairs"))

@@ -4,7 +4,7 @@ import numpy as np
 
 from ...cpu.compiled import compiled, digest, entry
 from ...cpu.exponential import exp
-from ...cpu.simd import at, load, multiply_add, store, value_of, zeros
+from ...cpu.simd import aligned, at, load, multiply_add, store, value_of, zeros
 from .cpu_blocks import bring_keys, bring_norms, fill, make_points, make_room, set_limits
 from .cpu_pairs import KEYS, LAPLACE, QUERIES, exponentials, finish, hide, total_of
 
@@ -54,7 +54,7 @@ def _add_rows(lanes, block, count, rows, place, channels, flat, where, stop):
 
 @compiled
 def _sum_head(
-    kernel, lanes, query, key, value, weight, bandwidth, constant, causal, each, start, stop, sums, total,
+    kernel, lanes, query, key, value, weight, bandwidth, constant, form, causal, each, start, stop, sums, total,
     shift,
 ):  # fmt: skip
     columns, dims = key.shape
@@ -65,6 +65,7 @@ def _sum_head(
     tiles, rising, falling, _, _, far, row, _ = points
     reach, rate = query.dtype.type(bandwidth), query.dtype.type(1.0 / bandwidth)
     constant = query.dtype.type(constant)
+    line, powers = aligned(KEYS, query), aligned(KEYS, query)
     values, out = value.reshape(value.size), sums.reshape(sums.size)
     channels = value.shape[1]
     lifted = shift.shape[0] > 0
@@ -81,7 +82,8 @@ def _sum_head(
                 whole = bring_keys(key, points, weight, first, count, room)
             place = (m - start) * dims
             fill(
-                kernel, tiles, rising, falling, far, place, keys, keys_rising, keys_falling, dims, reach, rate, block
+                kernel, tiles, rising, falling, far, place, keys, keys_rising, keys_falling, dims, reach, rate, form,
+                line, powers, block,
             )  # fmt: skip
             bring_norms(row, m - start, rows)
             finish(kernel, block, rate, constant, rows, norms)
@@ -103,13 +105,13 @@ def _entries(version: str):
 
     @entry
     def sum_heads(
-        kernel, lanes, query, key, value, weight, bandwidth, constant, causal, each, first, last, start,
+        kernel, lanes, query, key, value, weight, bandwidth, constant, form, causal, each, first, last, start,
         stop, sums, total, shift,
     ):  # fmt: skip
         """Fill `sums (P, M, C)`, `total (P, M)` and `shift (P, M)` for queries `start ... stop - 1` of some problems.
 
         These are `first ... last - 1`. `weight (P, N)` and `shift` have no columns where there are none. The channels
-        are a multiple of the `lanes`.
+        are a multiple of the `lanes`. `form` are the numbers of a kernel made by the user, see cpu_forms.py.
         """
         version  # noqa: B018
         for p in range(first, last):
@@ -118,11 +120,11 @@ def _entries(version: str):
             if shift.shape[1]:
                 shift[p, start:stop] = -np.inf
             _sum_head(
-                kernel, lanes, query[p], key[p], value[p], weight[p], bandwidth[p], constant, causal,
+                kernel, lanes, query[p], key[p], value[p], weight[p], bandwidth[p], constant, form, causal,
                 each, start, stop, sums[p], total[p], shift[p],
             )  # fmt: skip
 
     return sum_heads
 
 
-sum_heads = _entries(digest(__file__, "cpu_blocks", "cpu_pairs"))
+sum_heads = _entries(digest(__file__, "cpu_blocks", "cpu_forms", "cpu_pairs"))
