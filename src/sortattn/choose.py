@@ -102,18 +102,18 @@ _COSTS: dict[str, dict[str, dict[str, Cost]]] = {
     },
     "cpu with gradients": {
         "add_riesz": {
-            "tiled": Cost(call=5e5, pair=0.044, product=0.029),
-            "sorted": Cost(call=2e6, point=0.374),
+            "tiled": Cost(call=5e5, pair=0.041, product=0.027),
+            "sorted": Cost(call=2e6, point=0.465),
             "grid": _GRID_CPU,
         },
         "add_laplace": {
-            "tiled": Cost(call=5e5, pair=0.058, product=0.038),
-            "sorted": Cost(call=2e6, point=0.392),
+            "tiled": Cost(call=5e5, pair=0.051, product=0.034),
+            "sorted": Cost(call=2e6, point=0.477),
             "grid": _GRID_CPU,
         },
         "add_bump": {
-            "tiled": Cost(call=5e5, pair=0.058, product=0.039),
-            "sorted": Cost(call=2e6, point=0.487),
+            "tiled": Cost(call=5e5, pair=0.058, product=0.038),
+            "sorted": Cost(call=2e6, point=0.607),
             "grid": _GRID_CPU,
         },
     },
