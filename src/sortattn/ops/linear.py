@@ -11,6 +11,8 @@ from ..normalise import normalise
 from ..validation import Problem
 
 _CHUNK = 128
+# points of a product, at most: of longer ones some libraries have threads sum parts, whose number the bits then show
+_BLOCK = 512
 
 
 def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
@@ -38,8 +40,26 @@ def _sums(problem: Problem, kernel: FeatureKernel) -> tuple[Tensor, Tensor]:
         key = key * problem.weight[..., None]
     ones = value.new_ones(*value.shape[:2], 1)
     channels, value = value.shape[-1], widened(torch.cat([value, ones], -1))
-    sums = _causal(problem, query, key, value) if problem.causal else query @ (key.transpose(1, 2) @ value)
+    sums = _causal(problem, query, key, value) if problem.causal else _read(query, _collect(key, value))
     return sums[..., :channels], sums[..., channels]
+
+
+def _collect(key: Tensor, value: Tensor) -> Tensor:
+    """`sum_n f(k_n) v_n^T`, `(P, F, C)`, block by block."""
+    (blocks, rest), (rows, others) = _cut(key), _cut(value)
+    return (blocks.transpose(-1, -2) @ rows).sum(1) + rest.transpose(1, 2) @ others
+
+
+def _read(query: Tensor, state: Tensor) -> Tensor:
+    """`f(q_m) state`, `(P, M, C)`; by blocks, so that its derivative by the state is too."""
+    blocks, rest = _cut(query)
+    return torch.cat([(blocks @ state[:, None]).flatten(1, 2), rest @ state], 1)
+
+
+def _cut(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole blocks of `rows (P, N, ...)`, and what is behind them."""
+    number = rows.shape[1] // _BLOCK
+    return rows[:, : number * _BLOCK].unflatten(1, (number, _BLOCK)), rows[:, number * _BLOCK :]
 
 
 def _causal(problem: Problem, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -50,7 +70,7 @@ def _causal(problem: Problem, query: Tensor, key: Tensor, value: Tensor) -> Tens
     # the first N - M keys are seen by all, the first M - N queries see none; no max, as a compiler's sizes are symbols
     early = columns - rows if columns > rows else 0
     blind = rows - columns if rows > columns else 0
-    state = key[:, :early].transpose(1, 2) @ value[:, :early]
+    state = _collect(key[:, :early], value[:, :early])
     sums = _square(query[:, :, blind:], key[:, early:], value[:, early:], state)
     sums = torch.nn.functional.pad(sums, (0, 0, blind, 0))
     return sums.reshape(problems, problem.group * rows, value.shape[2])
