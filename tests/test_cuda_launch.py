@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sortattn.cuda import launch
+from sortattn.cuda import boxes, launch
+from sortattn.cuda.boxes import Boxes
 from sortattn.cuda.launch import Kernel, stream_on
 
 pytest.importorskip("cuda.bindings")
@@ -114,6 +115,37 @@ def test_threads_have_room_of_their_own(driver, kernel):
     for thread in threads:
         thread.join()
     assert len(places) == 3
+
+
+@pytest.fixture
+def encoder(monkeypatch):
+    """In place of the driver's function: it notes what it is given, and writes the address of the tensor."""
+    given, errors = [], []
+
+    def encode(to, numbers, rank, address, sizes, strides, box, steps, *how):
+        given.append((to % 64, numbers, rank, *map(list, (sizes, strides, box, steps)), how))
+        ctypes.c_int64.from_address(to).value = address
+        return errors.pop(0) if errors else 0
+
+    monkeypatch.setattr(boxes, "_encoder", lambda: encode)
+    return given, errors
+
+
+def test_boxes_of_a_tensor_arrive_in_its_place(driver, kernel, encoder):
+    driver.arguments = 3
+    kernel((1,), 32, 5, 1 << 20, 7, boxes=Boxes(3, 100, 16))
+    kernel((1,), 32, 5, 6, 7)
+    # UINT16, three dimensions, 128 bytes a row, turned by 128 bytes, zeros behind the last row of a head
+    wanted = (0, 1, 3, [64, 100, 3], [128, 12_800], [64, 16, 1], [1, 1, 1], (0, 3, 2, 0))
+    assert encoder[0] == [wanted]
+    assert [seen[5] for seen in driver.seen] == [[5, 1 << 20, 7], [5, 6, 7]]
+
+
+def test_what_the_copy_engine_cannot_bring_is_a_clear_error(driver, kernel, encoder):
+    encoder[1].append(1)
+    with pytest.raises(RuntimeError, match=r"Boxes\(heads=1, length=2, rows=16\) at 0x8 cannot be brought"):
+        kernel((1,), 32, 5, 8, boxes=Boxes(1, 2, 16))
+    assert not driver.seen
 
 
 def test_a_failed_launch_says_which_and_where(driver, kernel):

@@ -87,11 +87,10 @@ def _kind(value) -> str:
         ("add_laplace", torch.float16, True, 16, 90),
         ("add_laplace", torch.bfloat16, False, 64, 90),
         ("add_laplace", torch.float32, False, 16, 90),
-        ("add_bump", torch.float32, False, 16, 90),
         # points look their rows up
         ("add_bump", torch.float16, False, 72, 90),
         # without instructions for two integers of 16 bits
-        ("add_riesz", torch.bfloat16, False, 64, 80),
+        ("add_riesz", torch.bfloat16, False, 32, 80),
     ],
 )
 def test_all_kernels_compile(name, dtype, masked, count, capability, seen):

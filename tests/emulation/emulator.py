@@ -15,6 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from sortattn.cuda.boxes import Boxes
 from sortattn.cuda.compile import Defines, _text
 
 COMPILER = shutil.which("g++")
@@ -33,11 +34,14 @@ class EmulatedKernel:
 
     def __call__(
         self, grid: tuple[int, ...], block: int, *arguments: Tensor | int | float | None, shared: int = 0,
-        early: bool = False,
+        early: bool = False, boxes: Boxes | None = None,
     ):  # fmt: skip
         """As a `Kernel` is called."""
         width, height = (*grid, 1)[:2]
-        self._launch(ctypes.c_long(width), ctypes.c_long(height), ctypes.c_int(block), *map(_argument, arguments))
+        arguments = [_argument(part) for part in arguments]
+        if boxes is not None:
+            arguments[1] = _map(boxes, arguments[1].value)
+        self._launch(ctypes.c_long(width), ctypes.c_long(height), ctypes.c_int(block), *arguments)
 
     def prepared(
         self, grid: tuple[int, ...], block: int, pointers: int, *numbers: int | float, shared: int = 0,
@@ -79,7 +83,10 @@ def _library(source: Path, defines: Defines, twins: str | None) -> ctypes.CDLL:
     def with_launcher(kernel: re.Match) -> str:
         """A kernel and a function that launches it, beside it, as some parts are compiled and not others."""
         entry, parameters = kernel[1], re.sub(r"\b[A-Z]+\b", lambda word: written.get(word[0], word[0]), kernel[2])
-        names = ", ".join(re.findall(r"(\w+)(?:,|$)", parameters))
+        # what is not one number arrives by its place
+        parameters = re.sub(r"__grid_constant__ (\w+) (\w+)", r"\1 *\2_given", parameters)
+        names = re.findall(r"(\w+)(?:,|$)", parameters)
+        names = ", ".join(f"*{name}" if name.endswith("_given") else name for name in names)
         return (
             f"{kernel[0]}"
             f'extern "C" void launch_{entry}(long width, long height, int block, {parameters}) {{\n'
@@ -112,6 +119,15 @@ def _compiled(code: str, name: str) -> ctypes.CDLL:
             subprocess.run([*command, "-o", result, source], check=True)
             result.replace(library)
     return ctypes.CDLL(str(library))
+
+
+def _map(boxes: Boxes, address: int):
+    """What boxes of a tensor are here, see `warpgroup.h`."""
+    # a whole number of times the alignment that the compiler counts on
+    room = (ctypes.c_uint64 * 32)()
+    first = -ctypes.addressof(room) % 64 // 8
+    room[first : first + 3] = (address, boxes.length, boxes.rows)
+    return ctypes.byref(room, 8 * first)
 
 
 def _argument(argument: Tensor | int | float | None):

@@ -6,6 +6,7 @@
 
 #define __device__
 #define __global__
+#define __grid_constant__
 #define __shared__ static
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))

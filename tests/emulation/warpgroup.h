@@ -108,6 +108,18 @@ static void load_turned(unsigned (&to)[4], unsigned from) {
     }
 }
 static void show() {}
+// of a map here the words are where the tensor begins, its rows by head, and those of a box
+template <class Map> void bring_rows(unsigned to, const Map &map, int row, int head, unsigned barrier) {
+    const unsigned char *from = reinterpret_cast<const unsigned char *>(map.words[0]);
+    for (int i = 0; i < int(map.words[2]); ++i)
+        for (int block = 0; block < 8; ++block) {
+            unsigned char *place = shared_memory + to + i * 128 + (block ^ i % 8) * 16;
+            if (row + i < int(map.words[1]))
+                std::memcpy(place, from + (head * map.words[1] + row + i) * 128 + block * 16, 16);
+            else
+                std::memset(place, 0, 16);
+        }
+}
 
 struct Counted {
     unsigned short arrivals, missing;
@@ -121,6 +133,7 @@ static void arrive(unsigned at) {
     Counted &found = counted(at);
     if (--found.missing == 0) found.missing = found.arrivals, found.passed++;
 }
+static void arrive_expecting(unsigned at, int bytes) { arrive(at); }
 static void wait(unsigned at, int parity) {
     while (counted(at).passed % 2 == parity) {
         int from = emulator::me, to = emulator::next_alive();
@@ -142,14 +155,20 @@ template <class Number> void add_products(float (&sums)[36], const unsigned (&a)
     emulator::wait_for_warp();
     auto field = [=](int shift) { return int(rows >> shift & 0x3fff) * 16; };
     const unsigned char *start = shared_memory + field(0);
-    int down = field(16), across = field(32);
+    bool turned = rows >> 62 == 1;
+    // of turned rows, to 64 columns on and to eight rows on
+    int down = field(turned ? 32 : 16), across = field(turned ? 16 : 32);
+    auto place = [=](int k, int block) {
+        if (turned) return k / 8 * down + k % 8 * 128 + block / 8 * across + (block % 8 ^ k % 8) * 16;
+        return k / 8 * down + k % 8 * 16 + block * across;
+    };
     for (int e = 0; e < 36; ++e) {
         int row = lane / 4 + e / 2 % 2 * 8, column = e / 4 * 8 + lane % 4 * 2 + e % 2;
         float left[16], right[16];
         for (int k = 0; k < 16; ++k) {
             left[k] = number(warp[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2] >> k % 2 * 16);
             unsigned short bits;
-            std::memcpy(&bits, start + k / 8 * down + column / 8 * across + k % 8 * 16 + column % 8 * 2, 2);
+            std::memcpy(&bits, start + place(k, column / 8) + column % 8 * 2, 2);
             right[k] = number(bits);
         }
         sums[e] = sum_of_products(sums[e], left, right);

@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import functools
-import os
 import struct
 import threading
 from collections.abc import Callable, Iterable
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from . import ahead
+from .boxes import Boxes, Room, driver_library
 from .compile import Defines, importing
 
 # handles by kernel and device; loading twice is harmless, so the lock guards the table only
@@ -41,11 +41,12 @@ class Kernel:
 
     def __call__(
         self, grid: tuple[int, ...], block: int, *arguments: Tensor | int | float | None, shared: int = 0,
-        early: bool = False,
+        early: bool = False, boxes: Boxes | None = None,
     ):  # fmt: skip
         """Launch on the current device and stream; an `early` one may begin before the one before it ends.
 
-        A tensor arrives as a pointer, None as a null pointer, an int as `long long`, a float as `double`.
+        A tensor arrives as a pointer, None as a null pointer, an int as `long long`, a float as `double`; with `boxes`
+        the second tensor arrives as these.
         """
         if 0 in grid:
             return
@@ -61,11 +62,12 @@ class Kernel:
             for part in arguments
         ]
         room.words[: len(words)] = words
+        places = room.places if boxes is None else room.with_boxes(boxes, words[1])
         room.form.set(grid, block, shared, early and _early_here())
         room.form.stream = torch._C._cuda_getCurrentRawStream(device)
-        error = _launcher()(room.form.place, handle, room.places, None)
+        error = _launcher()(room.form.place, handle, places, None)
         if error:
-            self._again((room.form.place, handle, room.places, None), device, error)
+            self._again((room.form.place, handle, places, None), device, error)
 
     def handle(self, device: int) -> int:
         """What the driver knows it by on that device, which must be the current one; compiled and loaded if need be."""
@@ -161,6 +163,12 @@ class _Arguments:
         self._pointers = (ctypes.c_void_p * count)(*range(first, first + 8 * count, 8))
         self.places = ctypes.addressof(self._pointers)
 
+    def with_second(self, place: int) -> ctypes.Array:
+        """Other pointers, to the same arguments but for the second one."""
+        pointers = type(self._pointers)(*self._pointers)
+        pointers[1] = place
+        return pointers
+
 
 class Prepared:
     """A launch that takes place again and again, with other pointers each time, which come first among its arguments.
@@ -201,6 +209,14 @@ class _Room(threading.local):
         self.listed: dict[Kernel, None] | None = None
         self._arguments, self.form = _Arguments(_MOST), _Form()
         self.words, self.places = self._arguments.words, self._arguments.places
+        self._map, self._others = Room(), None
+
+    def with_boxes(self, boxes: Boxes, address: int) -> int:
+        """The pointers to arguments, of which the second one are boxes of the tensor at that address."""
+        boxes.encode(self._map, address)
+        if self._others is None:
+            self._others = self._arguments.with_second(self._map.address)
+        return ctypes.addressof(self._others)
 
 
 _room = _Room()
@@ -287,8 +303,7 @@ def _driver():
 @functools.cache
 def _launcher() -> Callable[..., int]:
     """The driver's `cuLaunchKernelEx`: that of cuda.bindings takes longer, as it makes objects of its arguments."""
-    library = ctypes.WinDLL("nvcuda.dll") if os.name == "nt" else ctypes.CDLL("libcuda.so.1")
-    launch = library.cuLaunchKernelEx
+    launch = driver_library().cuLaunchKernelEx
     launch.argtypes, launch.restype = (ctypes.c_void_p,) * 4, ctypes.c_int
     return launch
 

@@ -3,7 +3,7 @@
 // Needs GP, STATS (lines of what is known of a dimension), FACTORED (exponentials: a point has a factor), SHORT
 // (inputs in bfloat16) and UNIT, the codes of a cell: 512 or 256.
 
-constexpr int BINS = 4 * GP, BIN = FACTORED ? 16 : 8;
+constexpr int BINS = 4 * GP;
 
 // A code, and the factor times 2^15.
 struct Place {
@@ -18,7 +18,8 @@ struct Line {
 
     // pairs of cells, the last of which says how wide bins are and how many steps a search in them takes
     const float *index() const { return stats + 3 * GP; }
-    const float *bins() const { return stats + 6 * GP; }
+    // two words for every bin, and behind those two numbers for every cell, see nodes.py
+    const uint2 *look_ups() const { return reinterpret_cast<const uint2 *>(stats + 6 * GP); }
     float per_bin() const { return index()[2 * (count - 1)]; }
     // what is added to a point, times `per_bin`, so that the last bits are its bin
     float zero() const { return fmaf(-nodes[0], per_bin(), 8388608.0f); }
@@ -36,35 +37,30 @@ inline int bounded(int code, int count) {
     return min(max(int(short(code)), 0), most < 32255 ? most : 32255);
 }
 
-// Where no bin of a dimension has two nodes, all is in one look-up: what the bin of a point says of it.
+// Where no bin of a dimension has two nodes, a code is in one look-up: what the bin of a point says of it.
 struct Piece {
-    uint4 words;
+    uint2 words;
+    // from the middle of the bin
+    float distance;
 
-    void load(float x, const unsigned char *bins, float per_bin, float zero) {
-        unsigned own = __float_as_uint(fmaf(x, per_bin, zero)) & (BINS - 1);
-        if constexpr (FACTORED) {
-            words = reinterpret_cast<const uint4 *>(bins)[own];
-        } else {
-            uint2 pair = reinterpret_cast<const uint2 *>(bins)[own];
-            words.x = pair.x, words.y = pair.y;
-        }
+    void load(float x, const uint2 *bins, float per_bin, float zero) {
+        float place = fmaf(x, per_bin, zero);
+        words = bins[__float_as_uint(place) & (BINS - 1)];
+        distance = fmaf(x, per_bin, zero - place);
     }
-    Place place(float x, float per_bin, int count) const {
-        float distance = x - __uint_as_float(FACTORED ? words.x : words.x & -256u);
-        unsigned slopes = distance < 0 ? words.y : words.y >> 16;
-        if constexpr (FACTORED) {
-            unsigned rises = distance < 0 ? words.w : words.w >> 16;
-            distance *= per_bin;
-            int code = words.z + __float_as_uint(fmaf(distance, unpack(slopes).x, 12582912.0f));
-            if (UNIT == 256) code = ((code & 0xffff) + 1) >> 1;
-            // a NaN becomes zero
-            return {bounded(code, count), fmaxf(fmaf(distance, unpack(rises).x, unpack(words.z).y), 0)};
-        } else {
-            float share = fmaf(distance * per_bin, unpack(slopes).x, 12582912.0f * (512 / UNIT));
-            return {bounded(words.x * UNIT + __float_as_uint(share), count), 32768};
-        }
+    int code(int count) const {
+        float apart = distance - unpack(words.x).y;
+        float2 slopes = unpack(words.y);
+        int code = words.x + __float_as_uint(fmaf(apart, apart < 0 ? slopes.x : slopes.y, 12582912.0f));
+        if (UNIT == 256) code = ((code & 0xffff) + 1) >> 1;
+        return bounded(code, count);
     }
 };
+// And of exponentials the factor in another one, in the cell; what is no number has some factor.
+inline float factor_in(float2 cell, float x, float rate) {
+    float apart = fmaf(x, rate, -cell.x);
+    return fminf((power_of_two(apart) + power_of_two(-apart)) * cell.y, 32768);
+}
 
 // Of the weights `sinh(end) / sinh(h)` and `sinh(begin) / sinh(h)`, h their sum: the second's share, and both.
 inline float2 share_and_sum(float begin, float end) {

@@ -1,8 +1,9 @@
 // Keys to nodes on Hopper: of eight dimensions of a head, the ramps of all keys times their rows, see collect.py.
 //
 // Two groups of four warps have half of the rows of the table each as sums of products, whose weights they make in
-// registers from the places of keys. Two more groups bring the rows of the next keys, and find their places: each is
-// needed here alone, so places never go to memory. A last column of ones makes the sums of the weights.
+// registers from the places of keys. Two more groups find the places of the next keys, each of which is needed here
+// alone, so places never go to memory; the copy engine brings their rows. A last column of ones, the same for all rows,
+// makes the sums of the weights.
 //
 // Set by hopper.py: GP, FACTORED, SHORT (bfloat16), STATS, SHARED (bytes).
 
@@ -13,22 +14,25 @@ constexpr int UNIT = SHORT ? 256 : 512;
 #include "bins.cu"
 
 // with 32 nodes products of 128 keys take less time than these keys need to arrive
-constexpr int DIMS = 8, CHANNELS = 64, WIDE = CHANNELS + 8, KEYS = GP == 64 ? 128 : 256, STAGES = 4;
+constexpr int DIMS = 8, CHANNELS = 64, KEYS = GP == 64 ? 128 : 256, STAGES = 4;
 // tiles of 64 rows that a group has, and products that it begins together: a product takes some 250 cycles from the
 // first to the last instruction, of which tensor cores are busy for 36, so those of two turns are under way
 constexpr int TILES = GP * DIMS / 128, BATCH = 4, STEPS = BATCH / TILES;
 constexpr int BRINGERS = 256, THREADS = 256 + BRINGERS;
-// rows lie in blocks of 8 x 8 numbers, as tensor cores read them
-constexpr int EIGHT = WIDE / 8 * 128, VALUES = KEYS / 8 * EIGHT;
-// of a dimension, in bytes
-constexpr int CODES = 2 * KEYS;
+// bytes of the rows of a stage, of its codes of a dimension, and of all
+constexpr int VALUES = KEYS * ROW, CODES = 2 * KEYS;
 constexpr int STAGE = VALUES + (FACTORED ? 2 : 1) * DIMS * CODES;
-constexpr int TABLE_OF_BINS = STAGES * STAGE, KNOWN = TABLE_OF_BINS + DIMS * BINS * BIN, BARRIERS = KNOWN + DIMS * 8;
+static_assert(CHANNELS * 2 == ROW && STAGE % EIGHT_ROWS == 0, "a stage begins where eight rows may");
+// what is known of a dimension: bins, of exponentials cells behind them
+constexpr int LOOK_UPS = BINS + FACTORED * GP;
+// behind the stages 16 rows of ones, which tensor cores see behind any 16 rows
+constexpr int ONES = STAGES * STAGE, TABLES_OF_BINS = ONES + 2 * EIGHT_ROWS;
+constexpr int KNOWN = TABLES_OF_BINS + DIMS * LOOK_UPS * 8, BARRIERS = KNOWN + DIMS * 8;
 static_assert(BARRIERS + 16 * STAGES <= SHARED, "hopper.py asks for less shared memory than is used");
 // stages after which sums of weights are taken off: up to there they are whole numbers that tensor cores have
 constexpr int SPAN = 4096 / KEYS;
 
-extern __shared__ __align__(128) unsigned char memory[];
+extern __shared__ __align__(1024) unsigned char memory[];
 
 // what was brought, and what of it is used up
 inline unsigned full(int stage) { return shared_address(memory) + BARRIERS + 8 * stage; }
@@ -93,7 +97,7 @@ inline void add_keys(int group, int chunks, const Target &target) {
         for (int chunk = first; chunk < stop; ++chunk) {
             int stage = chunk % STAGES;
             const unsigned char *codes = memory + stage * STAGE + VALUES + mine.dim * CODES + t * 8;
-            unsigned long long rows = rows_at(start + stage * STAGE, EIGHT);
+            unsigned long long rows = turned_rows_at(start + stage * STAGE, start + ONES);
             wait(full(stage), chunk / STAGES % 2);
             Four next[STEPS];
 #pragma unroll
@@ -122,7 +126,7 @@ inline void add_keys(int group, int chunks, const Target &target) {
                             multiply_short(sums[i % TILES], own[turn][i], rows);
                         else
                             multiply(sums[i % TILES], own[turn][i], rows);
-                        if (i % TILES == TILES - 1) rows += 2 * EIGHT >> 4;
+                        if (i % TILES == TILES - 1) rows += TURNED_STEP;
                     }
                     end_products();
                 }
@@ -164,35 +168,18 @@ inline void add_keys(int group, int chunks, const Target &target) {
 // ---- what they need
 
 struct Head {
-    const unsigned short *keys, *rows;
+    const unsigned short *keys;
     Line first;
-    float tau;
+    // of exponentials log2(e) over the bandwidth
+    float tau, rate;
     int length, dims, chunks;
     bool crowded;
 };
+inline uint2 *look_ups() { return reinterpret_cast<uint2 *>(memory + TABLES_OF_BINS); }
 
-// Where a key lies among the 16 of a product: threads of tensor cores have four that are neighbours. And which one
-// does.
-inline int place_of_row(int n) { return n / 16 * 16 + n % 16 / 4 * 2 + n % 2 + n % 4 / 2 * 8; }
-inline int row_of_place(int n) { return n / 16 * 16 + n % 8 / 2 * 4 + n % 2 + n % 16 / 8 * 2; }
-
-inline void copy_rows(const Head &head, int chunk, int part) {
-    int stage = chunk % STAGES * STAGE, first = chunk * KEYS;
-    // behind the rows a one, if there is a key
-    if (part == 0) {
-        int n = threadIdx.x % KEYS, row = place_of_row(n);
-        unsigned one = first + n < head.length ? SHORT ? 0x3f80 : 0x3c00 : 0;
-        *reinterpret_cast<uint4 *>(memory + stage + row / 8 * EIGHT + 8 * 128 + row % 8 * 16) = {one, 0, 0, 0};
-    }
-    // eight neighbours have a column of eight rows, which is in different banks
-#pragma unroll 4
-    for (int i = threadIdx.x % BRINGERS; i < KEYS * 8; i += BRINGERS) {
-        int row = i / 64 * 8 + i % 8, column = i / 8 % 8, n = first + row_of_place(row);
-        bool there = n < head.length;
-        copy(shared_address(memory) + stage + row / 8 * EIGHT + column * 128 + row % 8 * 16,
-             head.rows + (long long)(there ? n : 0) * CHANNELS + column * 8, there);
-    }
-}
+// Where the code of a key lies among the 16 of a product: threads of tensor cores have two keys that are neighbours and
+// the two eight on, whose codes are neighbours.
+inline int place_of_code(int n) { return n / 16 * 16 + n % 8 / 2 * 4 + n % 2 + n % 16 / 8 * 2; }
 
 // The places of a key in some dimensions of this block, from two numbers in every word.
 constexpr int PARTS = DIMS * KEYS / BRINGERS;
@@ -227,59 +214,67 @@ inline void find_places(const Head &head, const Words &words, unsigned char *to,
     } else {
         // of two dimensions
         const float4 *known = reinterpret_cast<const float4 *>(memory + KNOWN) + first / 2;
-        const unsigned char *bins = memory + TABLE_OF_BINS + first * BINS * BIN;
+        const uint2 *bins = look_ups() + first * LOOK_UPS;
         // all are looked up before the first is used
         Piece pieces[PARTS];
 #pragma unroll
         for (int i = 0; i < PARTS; i += 2) {
             float2 pair = widen(words.pairs[i / 2]);
             float4 both = known[i / 2];
-            pieces[i].load(pair.x, bins + i * BINS * BIN, both.x, both.y);
-            pieces[i + 1].load(pair.y, bins + (i + 1) * BINS * BIN, both.z, both.w);
+            pieces[i].load(pair.x, bins + i * LOOK_UPS, both.x, both.y);
+            pieces[i + 1].load(pair.y, bins + (i + 1) * LOOK_UPS, both.z, both.w);
+        }
+        Place places[PARTS];
+        float2 cells[PARTS];
+#pragma unroll
+        for (int i = 0; i < PARTS; ++i) {
+            places[i] = {pieces[i].code(head.first.count), 32768};
+            if (FACTORED)
+                cells[i] = reinterpret_cast<const float2 *>(bins + i * LOOK_UPS + BINS)[places[i].code / UNIT];
         }
 #pragma unroll
-        for (int i = 0; i < PARTS; i += 2) {
+        for (int i = 0; i < PARTS; ++i) {
             float2 pair = widen(words.pairs[i / 2]);
-            float4 both = known[i / 2];
-            leave_place(pieces[i].place(pair.x, both.x, head.first.count), to + (first + i) * CODES);
-            leave_place(pieces[i + 1].place(pair.y, both.z, head.first.count), to + (first + i + 1) * CODES);
+            if (FACTORED) places[i].factor = factor_in(cells[i], i % 2 ? pair.y : pair.x, head.rate);
+            leave_place(places[i], to + (first + i) * CODES);
         }
     }
 }
 
-inline void bring(const Head &head) {
+inline void bring(const Head &head, const Map &rows) {
     int thread = threadIdx.x % KEYS, part = threadIdx.x % BRINGERS / KEYS, first = part * PARTS;
     Words next = load_words(head, thread, first);
-    copy_rows(head, 0, part);
 #pragma unroll 1
     for (int chunk = 0; chunk < head.chunks; ++chunk) {
-        // `show` waits for whatever is under way, so all of that was begun a chunk ago
-        wait_for_all_copies();
-        show();
-        int stage = (chunk + 1) % STAGES;
-        if (chunk + 1 < head.chunks) {
-            if (chunk + 1 >= STAGES) wait(used(stage), ((chunk + 1) / STAGES - 1) % 2);
-            copy_rows(head, chunk + 1, part);
+        int stage = chunk % STAGES, n = chunk * KEYS + thread;
+        if (chunk >= STAGES) wait(used(stage), (chunk / STAGES - 1) % 2);
+        if (threadIdx.x % BRINGERS == 0) {
+            arrive_expecting(full(stage), VALUES);
+            bring_rows(shared_address(memory) + stage * STAGE, rows, chunk * KEYS, blockIdx.y, full(stage));
         }
         Words words = next;
-        next = load_words(head, (chunk + 1) * KEYS + thread, first);
-        find_places(head, words, memory + chunk % STAGES * STAGE + VALUES + 2 * thread, first);
-        arrive(full(chunk % STAGES));
+        next = load_words(head, n + KEYS, first);
+        unsigned char *to = memory + stage * STAGE + VALUES + 2 * place_of_code(thread);
+        find_places(head, words, to, first);
+        // a cell before the first one: no weight at any node
+        if (n >= head.length)
+            for (int i = 0; i < PARTS; ++i) *reinterpret_cast<short *>(to + (first + i) * CODES) = -UNIT;
+        arrive(full(stage));
     }
 }
 
 // Of head y and the dimensions of block x, to `table (heads, dims, GP, 64)` and `counts (heads, dims, GP)` what the
-// `keys (heads, length, dims)` and their `rows (heads, length, 64)` leave there; `largest (heads)` is raised to the
-// largest number of the table, as bits.
+// `keys (heads, length, dims)` and their `rows (heads, length, 64)`, in boxes of KEYS rows, leave there; `largest
+// (heads)` is raised to the largest number of the table, as bits.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    collect(const unsigned short *keys, const unsigned short *rows, const float *nodes, const float *stats,
+    collect(const unsigned short *keys, const __grid_constant__ Map rows, const float *nodes, const float *stats,
             const float *bandwidth, float *table, float *counts, int *largest, long long length, long long dims,
             long long count) {
     long long at = blockIdx.y, line = at * dims + blockIdx.x * DIMS;
     Head head{keys + at * length * dims + blockIdx.x * DIMS,
-              rows + at * length * CHANNELS,
               {nodes + line * GP, stats + line * STATS * GP, int(count)},
               bandwidth[at],
+              1.4426950408889634f / bandwidth[at],
               int(length),
               int(dims),
               int((length + KEYS - 1) / KEYS),
@@ -289,20 +284,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
     for (int dim = 0; dim < DIMS; ++dim) steps = max(steps, head.first.beside(dim).steps());
     head.crowded = steps > 1;
-    constexpr int LINE = BINS * BIN / 16;
-    for (int i = threadIdx.x; i < DIMS * LINE; i += THREADS)
-        reinterpret_cast<uint4 *>(memory + TABLE_OF_BINS)[i] =
-            reinterpret_cast<const uint4 *>(head.first.beside(i / LINE).bins())[i % LINE];
+    for (int i = threadIdx.x; i < DIMS * LOOK_UPS; i += THREADS)
+        look_ups()[i] = head.first.beside(i / LOOK_UPS).look_ups()[i % LOOK_UPS];
     if (threadIdx.x < DIMS) {
         Line own = head.first.beside(threadIdx.x);
         reinterpret_cast<float2 *>(memory + KNOWN)[threadIdx.x] = {own.per_bin(), own.zero()};
     }
+    if (threadIdx.x < 16) {
+        // in the first of its columns, where turned rows have that
+        int row = threadIdx.x, place = row % 8 * 16;
+        *reinterpret_cast<uint4 *>(memory + ONES + row * ROW + place) = {SHORT ? 0x3f80u : 0x3c00u, 0, 0, 0};
+    }
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; ++i) {
-            make_barrier(full(i), BRINGERS);
+            make_barrier(full(i), BRINGERS + 1);
             make_barrier(used(i), 256);
         }
     }
+    // ones and barriers
+    show();
     __syncthreads();
     int group = threadIdx.x / 128;
     if (group < 2) {
@@ -311,6 +311,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         add_keys(group, head.chunks, {table + line * GP * CHANNELS, counts + line * GP, largest + at});
     } else {
         leave_registers<GP == 64 ? 48 : 96>();
-        bring(head);
+        bring(head, rows);
     }
 }

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ....cuda.boxes import Boxes
 from ....cuda.launch import Kernel
 from .grid import Grid
 from .language import STATS
@@ -71,6 +72,7 @@ def collect(grid: Grid, key: Tensor, rows: Tensor, largest: Tensor) -> Tables:
         dims,
         grid.layout.count,
         shared=shared_of(padded, grid.factored),
+        boxes=Boxes(problems, length, _keys(padded)),
     )
     return Tables(table, counts, counts, largest, length, None, weighted=grid.factored)
 
@@ -84,7 +86,12 @@ def kernel_of(padded: int, factored: bool, short: bool) -> Kernel:
 
 
 def shared_of(padded: int, factored: bool) -> int:
-    """Bytes of shared memory: stages of keys, what is looked up, barriers."""
-    keys, looked_up = 8192 // padded, 4 * padded * (16 if factored else 8) + 8
-    stage = keys // 8 * (CHANNELS + 8) * 16 + (2 if factored else 1) * _DIMS * 2 * keys
-    return _STAGES * (stage + 16) + _DIMS * looked_up
+    """Bytes of shared memory: stages of keys, ones, what is looked up, barriers."""
+    keys, looked_up = _keys(padded), (5 if factored else 4) * padded * 8 + 8
+    stage = keys * CHANNELS * 2 + (2 if factored else 1) * _DIMS * 2 * keys
+    return _STAGES * (stage + 16) + 2048 + _DIMS * looked_up
+
+
+def _keys(padded: int) -> int:
+    """Keys of a stage."""
+    return 8192 // padded

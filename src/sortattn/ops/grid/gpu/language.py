@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 # lines of what is known of cells, see `nodes_kernel`
-STATS = tl.constexpr(23)
+STATS = tl.constexpr(17)
 
 
 @triton.jit
@@ -166,24 +166,6 @@ def load_words(pairs, at):
     """The same as integers."""
     pair = tl.load(pairs.to(tl.pointer_type(tl.int64)) + at)
     return pair.to(tl.int32), (pair >> 32).to(tl.int32)
-
-
-@triton.jit
-def load_four(words, at, FAST: tl.constexpr):
-    """The four integers of every quadruple `at` from a pointer to numbers of four bytes, in one look-up if FAST."""
-    if FAST:
-        return tl.inline_asm_elementwise(
-            "ld.global.nc.v4.b32 {$0, $1, $2, $3}, [$4];",
-            "=r,=r,=r,=r,l",
-            [(words + 4 * at).to(tl.int64)],
-            dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
-            is_pure=True,
-            pack=1,
-        )
-    else:
-        first, second = load_words(words, 2 * at)
-        third, fourth = load_words(words, 2 * at + 1)
-        return first, second, third, fourth
 
 
 @triton.jit

@@ -103,11 +103,11 @@ def compiles(device: torch.device) -> bool:
 def direct(kernel: Kernel, known: Known | None) -> Callable:
     """A kernel that is not Triton's, called as it is, so that the launch is part of a recorded call."""
 
-    def launch(programs: tuple[int, ...], block: int, *arguments, shared: int) -> None:
-        kernel(programs, block, *arguments, shared=shared)
+    def launch(programs: tuple[int, ...], block: int, *arguments, **options) -> None:
+        kernel(programs, block, *arguments, **options)
         if known is None:
             record.missed()
-        record.launched(_Direct(kernel, block, shared), programs, arguments)
+        record.launched(_Direct(kernel, block, options), programs, arguments)
 
     return launch
 
@@ -117,9 +117,9 @@ class _Direct:
 
     run = None
 
-    def __init__(self, kernel: Kernel, block: int, shared: int):
-        self._kernel, self._block, self._shared = kernel, block, shared
+    def __init__(self, kernel: Kernel, block: int, options: dict):
+        self._kernel, self._block, self._options = kernel, block, options
 
     def __getitem__(self, programs: tuple[int, ...]):
         # on the current stream, which is that of the others
-        return lambda *arguments, stream: self._kernel(programs, self._block, *arguments, shared=self._shared)
+        return lambda *arguments, stream: self._kernel(programs, self._block, *arguments, **self._options)

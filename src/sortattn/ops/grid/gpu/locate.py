@@ -8,13 +8,13 @@ import triton.language as tl
 from torch import Tensor
 
 from .grid import Grid
-from .language import STATS, find_bin, load_four, load_pair, load_words, share_and_sum
+from .language import STATS, find_bin, load_pair, load_words, share_and_sum
 from .launch import quick
 from .layout import FAST, LINE, count_blocks, registers
 from .record import empty
 from .tables import Places
 
-_LOG2_E = math.log2(math.e)
+_LOG2_E = tl.constexpr(math.log2(math.e))
 # points and dimensions of a block, and warps; with twice as many dimensions it took 5 per cent longer
 _BLOCK = (128, 16, 8)
 
@@ -56,39 +56,35 @@ def _find_cell(x, nodes, index, G: tl.constexpr, GP: tl.constexpr):
 
 @triton.jit
 def _find_code(x, index, zero, per_bin, G: tl.constexpr, GP: tl.constexpr, UNIT: tl.constexpr, FAST: tl.constexpr):
-    """The codes of `x (ROWS, DIMS)`, UNIT for a cell, where no bin has two nodes, in one look-up, see `_index`.
+    """The codes of `x (ROWS, DIMS)`, UNIT for a cell, where no bin has two nodes, in one look-up, see `_bins`.
 
     `zero (1, DIMS)` is what `find_bin` adds. All points are bins away from both ends, so that none has to be moved to
     the first or the last bin; what is no number finds some bin.
     """
-    own = tl.fma(x, per_bin, zero).to(tl.int32, bitcast=True) & (4 * GP - 1)
-    start, slopes = load_words(index + 3 * GP, own)
-    distance = x - (start & -256).to(tl.float32, bitcast=True)
-    slope = tl.where(distance < 0, slopes, slopes >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    # the integer is in the last bits, as in `find_bin`: of these there are 16, in which all else is zero. Slopes are
-    # those of codes with 512 for a cell, and with twice as large a number the last bit is worth two
-    share = tl.fma(distance * per_bin, slope, 12582912.0 * (512 // UNIT)).to(tl.int32, bitcast=True)
-    return _bounded((start * UNIT + share).to(tl.int16), G, UNIT, FAST)
+    place = tl.fma(x, per_bin, zero)
+    whole, slopes = load_words(index + 3 * GP, place.to(tl.int32, bitcast=True) & (4 * GP - 1))
+    distance = tl.fma(x, per_bin, zero - place) - _upper_half(whole)
+    slope = _upper_half(tl.where(distance < 0, slopes << 16, slopes))
+    # the integer is in the last bits, as in `find_bin`: of these there are 16, in which all else is zero
+    code = whole + tl.fma(distance, slope, 12582912.0).to(tl.int32, bitcast=True)
+    if UNIT == 256:
+        code = ((code & 0xFFFF) + 1) >> 1
+    return _bounded(code.to(tl.int16), G, UNIT, FAST)
 
 
 @triton.jit
-def _find_piece(
-    x, pieces, at, zero, per_bin, G: tl.constexpr, GP: tl.constexpr, UNIT: tl.constexpr, FAST: tl.constexpr
-):
-    """The same for exponentials, and the factors of the points times 2^15, see `_pieces`: `at (1, DIMS)` they begin."""
-    own = tl.fma(x, per_bin, zero).to(tl.int32, bitcast=True) & (4 * GP - 1)
-    start, slopes, levels, rises = load_four(pieces, at + own, FAST)
-    distance = x - start.to(tl.float32, bitcast=True)
-    slope = tl.where(distance < 0, slopes, slopes >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    rise = tl.where(distance < 0, rises, rises >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    distance *= per_bin
-    share = tl.fma(distance, slope, 12582912.0).to(tl.int32, bitcast=True)
-    code = levels + share
-    if UNIT == 256:
-        code = ((code & 0xFFFF) + 1) >> 1
-    level = (levels >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    # a NaN becomes zero
-    return _bounded(code.to(tl.int16), G, UNIT, FAST), tl.maximum(tl.fma(distance, rise, level), 0.0)
+def _upper_half(word):
+    """The number that is a float16 in the first half of a word."""
+    return (word >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _find_factor(x, code, index, rate, GP: tl.constexpr, UNIT: tl.constexpr):
+    """For exponentials, the factors of the points times 2^15, see `_factors`; `rate` is log2(e) over the bandwidth."""
+    middle, level = load_pair(index + 11 * GP, code.to(tl.int32) >> (8 if UNIT == 256 else 9))
+    apart = tl.fma(x, rate, -middle)
+    # what is no number has some factor
+    return tl.minimum((tl.exp2(apart) + tl.exp2(-apart)) * level, 32768.0)
 
 
 @triton.jit
@@ -145,10 +141,7 @@ def _place(
         # here and not at every turn: behind a store a compiler has to load again
         per_bin = tl.load(index + 2 * (G - 1))
         zero = tl.fma(-tl.load(base), per_bin, 8388608.0)
-    if FACTORED and not CROWDED:
-        # of 32 bits, which takes fewer registers than as many pointers
-        pieces = stats + problem * (D * STATS * GP)
-        pieces_at = ((line - problem * D).to(tl.int32) * STATS + 6) * (GP // 4)
+        rate = _LOG2_E / tau
     rows_at = points + problem * length * D + d[None, :]
     n = tl.program_id(0) * TURNS * ROWS + tl.arange(0, ROWS)
     wanted = (n < length)[:, None] & (d < D)[None, :]
@@ -181,10 +174,10 @@ def _place(
             if CENTRED:
                 point -= tl.load(base + G // 2)
             tl.store(spot, (point / tau * STRETCH).to(lines.dtype.element_ty), mask=inside)
-        if FACTORED and not CROWDED:
-            code, factor = _find_piece(x, pieces, pieces_at, zero, per_bin, G, GP, UNIT, FAST)
-        elif not CROWDED:
+        if not CROWDED:
             code = _find_code(x, index, zero, per_bin, G, GP, UNIT, FAST)
+            if FACTORED:
+                factor = _find_factor(x, code, index, rate, GP, UNIT)
         else:
             cell, start, per_width = _find_cell(x, base, index, G, GP)
         if places.dtype.element_ty != tl.float32:
@@ -321,7 +314,7 @@ def locate(
         EXPONENTIAL=grid.formula.exponential,
         MASKED=weight is not None,
         LINES=lines is not None,
-        STRETCH=_LOG2_E if grid.halves and grid.formula.kind == "laplace" else 1.0,
+        STRETCH=_LOG2_E.value if grid.halves and grid.formula.kind == "laplace" else 1.0,
         # of differences alone, float16 has more digits
         CENTRED=lines == torch.float16 and not grid.formula.riesz,
         UNIT=1 << bits,

@@ -48,43 +48,66 @@ def _as_half(number):
 
 
 @triton.jit
-def _pieces(nodes, before, behind, bottom, per_bin, tau, out, G: tl.constexpr, GP: tl.constexpr):
-    """For exponentials, in four words for every bin: codes and factors of points are linear pieces of bins.
+def _share(begin, width, tau, EXPONENTIAL: tl.constexpr):
+    """The weight of a cell's second node, at `begin` from the first one, in the sum of both."""
+    if EXPONENTIAL:
+        share, _ = share_and_sum(begin / tau, (width - begin) / tau)
+        return share
+    else:
+        return begin / tl.maximum(width, 1e-37)
 
-    Where a piece begins, a node or the begin of the bin; the slopes of codes before and behind that; there the code,
-    and above it the factor, times 2^15; the slopes of factors. Slopes are by the width of a bin, as float16.
+
+@triton.jit
+def _bins(
+    nodes, before, behind, bottom, per_bin, tau, out, G: tl.constexpr, GP: tl.constexpr, EXPONENTIAL: tl.constexpr
+):
+    """Codes of points are linear pieces of bins: of every bin a place where the code is whole, and slopes beside it.
+
+    In two words: that code and, as a float16, how far its place is behind the middle of the bin; the slopes of codes
+    before and behind it, as float16. The place is a node, if one is in the bin, and all is by the width of a bin.
     """
     b = tl.arange(0, 4 * GP)
     size, has = 1 / per_bin, behind > before
     # `find_bin` rounds to the nearest one, and before that what it adds
-    edge = (b - 0.5 - (tl.fma(-bottom, per_bin, 8388608.0) - 8388608.0)) * size
+    middle = b - (tl.fma(-bottom, per_bin, 8388608.0) - 8388608.0)
+    edge = (middle - 0.5) * size
     node = tl.minimum(tl.maximum(tl.where(has, before, before - 1), 0), G - 1)
     cell, left = tl.minimum(node, G - 2), tl.maximum(node - 1, 0)
-    start = tl.gather(nodes, cell, 0)
+    start, own = tl.gather(nodes, cell, 0), tl.gather(nodes, node, 0)
     width = tl.gather(nodes, cell + 1, 0) - start
-    anchor = tl.where(has, tl.gather(nodes, node, 0), edge)
+    anchor = tl.where(has, own, edge)
     # behind the anchor; of a short piece no digits would be left
     first = tl.minimum(tl.maximum(anchor - start, 0.0), width)
     last = tl.minimum(first + tl.maximum(edge + size - anchor, 0.01 * size), width)
-    share, factor = share_and_sum(first / tau, (width - first) / tau)
-    share_, factor_ = share_and_sum(last / tau, (width - last) / tau)
-    length, per = (last - first) / tau, size / tl.maximum(last - first, 1e-37)
-    # a factor is its own second derivative: without this a piece, right at a node, would be above it on average
-    rise = (factor_ - factor - tl.where(has, factor_ * length * length / 6, 0.0)) * per
-    slope = (share_ - share) * per * 512
+    share, share_ = _share(first, width, tau, EXPONENTIAL), _share(last, width, tau, EXPONENTIAL)
+    slope = (share_ - share) * 512 * (size / tl.maximum(last - first, 1e-37))
     # before it, if it is a node
     width_left = tl.gather(nodes, left + 1, 0) - tl.gather(nodes, left, 0)
     back = tl.minimum(tl.maximum(anchor - edge, 0.01 * size), width_left)
-    share_, factor_ = share_and_sum((width_left - back) / tau, back / tau)
-    per = size / tl.maximum(back, 1e-37)
-    slope_left = tl.where(has, (1 - share_) * per * 512, slope)
-    rise_left = tl.where(has, (1 - factor_ + factor_ * back * back / (6 * tau * tau)) * per, rise)
-    factor = tl.where(has, 1.0, factor * (1 - length * length / 12))
-    code = tl.where(has, node * 512, ((cell + share) * 512 + 0.5).to(tl.int32))
-    tl.store(out + 4 * b, anchor.to(tl.int32, bitcast=True))
-    tl.store(out + 4 * b + 1, _as_half(slope_left) | (_as_half(slope) << 16))
-    tl.store(out + 4 * b + 2, code & 0xFFFF | (_as_half(factor * 32768) << 16))
-    tl.store(out + 4 * b + 3, _as_half(rise_left * 32768) | (_as_half(rise * 32768) << 16))
+    share_ = _share(width_left - back, width_left, tau, EXPONENTIAL)
+    slope_left = tl.where(has, (1 - share_) * 512 * (size / tl.maximum(back, 1e-37)), slope)
+    # the whole code that is nearest in the middle
+    code = (cell + share) * 512
+    whole = tl.floor(code + 0.5 * slope + 0.5)
+    place = tl.where(slope > 1e-4, (whole - code) / tl.maximum(slope, 1e-4) - 0.5, 0.0)
+    # as `locate` finds that of a point, so that a point on a node is there
+    place = tl.where(has, tl.fma(own, per_bin, -middle), place)
+    whole = tl.where(has, node * 512, whole.to(tl.int32))
+    tl.store(out + 2 * b, whole & 0xFFFF | (_as_half(place) << 16))
+    tl.store(out + 2 * b + 1, _as_half(slope_left) | (_as_half(slope) << 16))
+
+
+@triton.jit
+def _factors(nodes, tau, out, G: tl.constexpr, GP: tl.constexpr):
+    """For exponentials, of every cell its middle m and a number w: factors times 2^15 are `w (2^(x - m) + 2^(m - x))`.
+
+    There x and m are times `log2(e) / tau`.
+    """
+    g = tl.arange(0, GP)
+    start, stop = tl.gather(nodes, tl.minimum(g, G - 1), 0), tl.gather(nodes, tl.minimum(g + 1, G - 1), 0)
+    width = (stop - start) / tau
+    tl.store(out + 2 * g, (start + stop) * (0.5 * 1.4426950408889634 / tau))
+    tl.store(out + 2 * g + 1, 32768 * tl.exp(-0.5 * width) / (1 + tl.exp(-width)))
 
 
 @triton.jit
@@ -95,10 +118,8 @@ def _index(nodes, bottom, top, tau, out, G: tl.constexpr, POWER: tl.constexpr, E
     steps a binary search inside the fullest bin takes. The bytes are the cell at the start of every bin, of equal width
     from `bottom` to `top`. A node below a point is in the same bin or one before it, however both are rounded.
 
-    Where no bin has two nodes, the last pairs say all that a code needs: of the node in the bin, or the last one before
-    it, where it stands, in the last eight bits which one it is, and as two float16 the slopes of codes on both sides of
-    it, by the width of a bin. Points and nodes in 16 bits have zeros where those eight bits are. Those of exponentials
-    are in `_pieces`; where bins are wider than a quarter of the bandwidth, these would be too coarse: points search.
+    Where no bin has two nodes, the last pairs say all that a code needs, see `_bins`; behind them are those for factors
+    of exponentials. Where bins are wider than a quarter of the bandwidth, pieces would be too coarse: points search.
     """
     GP: tl.constexpr = 1 << POWER
     BINS: tl.constexpr = 4 * GP
@@ -120,17 +141,12 @@ def _index(nodes, bottom, top, tau, out, G: tl.constexpr, POWER: tl.constexpr, E
     cell = tl.minimum(tl.maximum(before - 1, 0), G - 2)
     out += 2 * GP
     tl.store(out.to(tl.pointer_type(tl.int8)) + b, cell.to(tl.int8))
-    if EXPONENTIAL and GP <= 64:
-        out = (out + GP).to(tl.pointer_type(tl.int32))
-        _pieces(nodes, before, behind, bottom, per_bin, tau, out, G, GP)
-    elif GP <= 64:
-        node = tl.minimum(tl.maximum(tl.where(behind > before, before, before - 1), 0), G - 1)
-        start = tl.gather(nodes, node, 0).to(tl.int32, bitcast=True)
-        slope = tl.minimum(per_width / per_bin * 512, 65504.0).to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32)
-        right, left = tl.gather(slope, node, 0), tl.gather(slope, tl.maximum(node - 1, 0), 0)
-        out = (out + GP).to(tl.pointer_type(tl.int32))
-        tl.store(out + 2 * b, (start & -256) | node)
-        tl.store(out + 2 * b + 1, (left & 0xFFFF) | (right << 16))
+    if GP <= 64:
+        out += GP
+        words = out.to(tl.pointer_type(tl.int32))
+        _bins(nodes, before, behind, bottom, per_bin, tau, words, G, GP, EXPONENTIAL)
+        if EXPONENTIAL:
+            _factors(nodes, tau, out + 8 * GP, G, GP)
 
 
 @triton.jit

@@ -132,7 +132,34 @@ inline void multiply_short(float (&sums)[36], const unsigned (&a)[4], unsigned l
                    "+f"(sums[30]), "+f"(sums[31]), "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
 }
-// Where such rows begin: `down` bytes from 8 rows to the next ones, 128 from 8 columns to the next.
+// Where rows begin that lie so: `down` bytes from 8 rows to the next ones, 128 from 8 columns to the next.
 inline unsigned long long rows_at(unsigned at, int down) {
     return (unsigned long long)(128 >> 4) << 32 | (unsigned long long)(down >> 4) << 16 | (at & 0x3ffff) >> 4;
+}
+// The same of rows of 64 that lie turned, as the copy engine leaves them: 16 of them, with 8 columns behind from 16
+// others; row n has its eight columns c where row 0 has c ^ n % 8. Both begin at multiples of 1024 bytes.
+constexpr int ROW = 128, EIGHT_ROWS = 8 * ROW;
+inline unsigned long long turned_rows_at(unsigned at, unsigned behind) {
+    return 1ull << 62 | (unsigned long long)(EIGHT_ROWS >> 4) << 32 | (unsigned long long)(behind - at >> 4) << 16 |
+           (at & 0x3ffff) >> 4;
+}
+// to the next 16 rows, with the same behind them
+constexpr unsigned long long TURNED_STEP = (2 * EIGHT_ROWS >> 4) - ((unsigned long long)(2 * EIGHT_ROWS >> 4) << 16);
+
+// ---- the copy engine
+
+// What it knows of a tensor, see boxes.py.
+struct __align__(64) Map {
+    unsigned long long words[16];
+};
+// arrives at a barrier, which is passed when so many bytes have come too
+inline void arrive_expecting(unsigned at, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+}
+// A box of rows from `row` of a head on, with zeros for those behind its last one.
+inline void bring_rows(unsigned to, const Map &map, int row, int head, unsigned barrier) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+                 "[%1, {%2, %3, %4}], [%5];" ::"r"(to),
+                 "l"(&map), "r"(0), "r"(row), "r"(head), "r"(barrier)
+                 : "memory");
 }
