@@ -58,6 +58,7 @@ def short_chunks(request, monkeypatch):
     """Causal sums by sorting cut sequences of a test's length, as they do long ones, unless it asks for real chunks."""
     if "real_chunks" not in request.keywords:
         monkeypatch.setattr(causal, "_CHUNK", 16)
+        monkeypatch.setattr(causal, "_SHORT", 12)
         monkeypatch.setattr(causal, "_SMALL", 8)
 
 

@@ -135,6 +135,40 @@ def test_a_kernel_of_another_kind_is_refused_with_a_reason():
         sortattn.kernel_attention(points, points, points, Mine(), is_causal=True, backend="sorted")
 
 
+@every_sided
+def test_heads_by_rounds_have_the_same_results(case, device, monkeypatch):
+    query, key, value = draw(Shape((4, 6), 50, 61, 3, 4), torch.float64, device)
+    points = leaves(query, key[:, :3], value[:, :3])
+    bandwidth = torch.linspace(0.5, 2.0, 6, dtype=torch.float64, device=device).requires_grad_()
+    results = []
+    for least in (causal._WORKSPACE, 0):
+        monkeypatch.setattr(causal, "_WORKSPACE", least)
+        monkeypatch.setattr(causal.room, "WORKSPACE", least)
+        # twelve heads, or twenty-four where bandwidths tell those of a group apart
+        for tau in (1.5, bandwidth):
+            given = [*points, tau] if isinstance(tau, torch.Tensor) else points
+            output = sortattn.kernel_attention(
+                *points, case.kernel, bandwidth=tau, is_causal=True, enable_gqa=True, backend="sorted"
+            )
+            results.append([output.detach(), *torch.autograd.grad(output.square().sum(), given)])
+    for one, other in zip(results[:2], results[2:], strict=True):
+        for part, wanted in zip(one, other, strict=True):
+            assert_close(part, wanted, FORWARD[torch.float64])
+
+
+def test_rounds_take_heads_in_equal_parts(monkeypatch):
+    def rounds(heads: int, backward: bool) -> list[int]:
+        points = torch.zeros(1, 1, 1).expand(heads, 8192, 64)
+        inputs = Inputs(points, points, points, None, None, None, 1.0, "add_bump", True, 1, True, False)
+        return [some.stop - some.start for some in causal._rounds(inputs, backward)]
+
+    # of 6 MB each
+    assert rounds(4, False) == [4]
+    assert rounds(16, False) == [8, 8]
+    assert rounds(16, True) == [4, 4, 4, 4]
+    assert rounds(0, False) == [0]
+
+
 def test_later_keys_change_nothing(device):
     query, key, value = draw(Shape((2,), 100, 100, 3, 4), torch.float64, device)
     before = sortattn.kernel_attention(query, key, value, "add_bump", is_causal=True, backend="sorted")

@@ -35,6 +35,13 @@ def test_tiled_kernels_compile_as_for_a_user(name):
     compile_all(passes(name, torch.float32, False), "sm_90", optimised=True)
 
 
+@pytest.mark.parametrize("name", ["spline", "polynomial_exponential"])
+def test_tiled_kernels_with_the_numbers_of_a_user_in_registers_compile(name):
+    entries = ("forward", "backward_query", "backward_key", "backward_table")
+    for dtype in (torch.float32, torch.float64):
+        compile_all([cuda_kernels.kernel_of(entry, name, dtype, False, count=3) for entry in entries], "sm_90")
+
+
 @pytest.mark.parametrize("name", cuda_kernels.STEPS)
 def test_tiled_kernels_for_inputs_of_16_bits_compile(name):
     compile_all(passes(name, torch.float32, False, coarse=True), "sm_90")

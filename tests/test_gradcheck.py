@@ -75,8 +75,8 @@ def test_masked_and_grouped_calls(case, backend, device):
 @causal_pairs
 def test_causal_calls(case, backend, device, monkeypatch):
     # every key before the query itself by sorting
-    monkeypatch.setattr(causal, "_CHUNK", 1)
-    monkeypatch.setattr(causal, "_SMALL", 1)
+    for name in ("_CHUNK", "_SHORT", "_SMALL"):
+        monkeypatch.setattr(causal, name, 1)
     assert holds(
         lambda query, key, value, bandwidth: sortattn.kernel_attention(
             query, key, value, case.kernel, bandwidth=bandwidth, is_causal=True, backend=backend

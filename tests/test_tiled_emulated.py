@@ -63,6 +63,44 @@ def test_every_path_of_the_forward_kernel_computes_the_definition(name):
     compare(name, query, key, value * 1e30)
 
 
+@pytest.mark.parametrize("name", ["spline", "matern"])
+def test_kernels_of_more_numbers_than_there_are_registers_for_compute_the_definition(name):
+    generator = torch.Generator().manual_seed(3)
+    count = cuda_kernels.KEPT + 1
+    numbers = torch.rand(count + 1, generator=generator)
+    if name == "spline":
+        kernel = sortattn.Spline(torch.linspace(-2, 2, count), numbers, offset=5.0)
+    else:
+        kernel = sortattn.PolynomialExponential(numbers)
+    shape = Shape((1,), 20, 30, 5, 3)
+    query, key, value = draw(shape, torch.float32)
+    gradients = []
+    for dtype, backend in ((torch.float32, "tiled"), (torch.float64, "reference")):
+        points = leaves(*(part.to(dtype) for part in (query, key, value)))
+        output = sortattn.kernel_attention(*points, kernel, bandwidth=0.9, backend=backend)
+        gradients.append([output, *torch.autograd.grad((output * cotangent(shape, dtype)).sum(), points)])
+    for got, wanted in zip(*gradients, strict=True):
+        assert_close(got, wanted, GRADIENT[torch.float32])
+
+
+@pytest.mark.parametrize("bandwidth", [1.0, 1.3, 0.7, 3e-5, 2e9], ids=str)
+def test_a_node_of_a_spline_is_met_where_a_quotient_is_that_node(bandwidth):
+    nodes = torch.rand(40, generator=torch.Generator().manual_seed(4)) + 0.5
+    tau, met = torch.tensor(bandwidth), 0
+    for node in nodes.tolist():
+        # the nearest differences, of which for some bandwidths none has the node as a quotient
+        near = torch.tensor(node) * tau
+        query = torch.stack([near.nextafter(torch.tensor(0.0)), near, near.nextafter(torch.tensor(torch.inf))])
+        step = sortattn.Spline([node], [0.0, 0.0], jumps=[1.0])
+        rows = sortattn.kernel_sum(
+            query[:, None], torch.zeros(1, 1), torch.ones(1, 1), step, bandwidth=bandwidth, backend="tiled"
+        )
+        wanted = torch.where(query / tau == node, 0.5, (query / tau > node).float())
+        assert torch.equal(rows[:, 0], wanted)
+        met += (wanted == 0.5).sum()
+    assert met > 20
+
+
 @pytest.mark.parametrize("bandwidth", [1.3, 0.7, 3e-5, 2e9, 1 - 2**-30], ids=str)
 def test_the_edge_of_a_bump_has_all_digits_of_the_bandwidth(bandwidth):
     key = torch.rand(1, 1, 40) * bandwidth

@@ -63,7 +63,8 @@ _GRID_CPU = Cost(call=2e7, point=28.0)
 _DEFAULT = "sm_90"
 # For the CPU and by architecture of GPUs, and for causal calls or with gradients where these were measured; by kernel,
 # or else by kind of kernel. Float32, D = C = 64. The CPU's were measured on two cores of an x86-64 server (AVX-512) for
-# N = 64 ... 1024, causal 64 ... 4096, those of sm_90 on an NVIDIA H200 for N = 512 ... 16,384; see docs/performance.md
+# N = 64 ... 1024, causal 64 ... 4096, those of sm_90 on an NVIDIA H200 for N = 512 ... 16,384; see docs/performance.md.
+# Causal calls by sorting there are many launches, which is what their `call` is
 _COSTS: dict[str, dict[str, dict[str, Cost]]] = {
     "cpu": {
         "sided": {
@@ -142,8 +143,8 @@ _COSTS: dict[str, dict[str, dict[str, Cost]]] = {
     },
     "sm_90": {
         "sided": {
-            "tiled": Cost(call=1e5, pair=1.6e-4),
-            "sorted": Cost(call=4e5, point=1.7e-3),
+            "tiled": Cost(call=1e5, pair=5e-4),
+            "sorted": Cost(call=6e5, point=1.5e-3),
             "grid": _GRID,
         },
         "add_riesz": {
@@ -166,6 +167,11 @@ _COSTS: dict[str, dict[str, dict[str, Cost]]] = {
         "features": {"linear": Cost(call=3e5, feature=1e-4)},
     },
     "sm_90 with gradients": {
+        "sided": {
+            "tiled": Cost(call=5e5, pair=4e-3),
+            "sorted": Cost(call=1.9e6, point=1.7e-3),
+            "grid": _GRID_GRADIENTS,
+        },
         "add_riesz": {
             "tiled": Cost(call=3.5e5, pair=4.98e-4),
             "sorted": Cost(call=1.75e6, point=2e-3),
@@ -179,6 +185,50 @@ _COSTS: dict[str, dict[str, dict[str, Cost]]] = {
         "add_bump": {
             "tiled": Cost(call=3.7e5, pair=9.6e-4),
             "sorted": Cost(call=1.25e6, point=4.4e-3),
+            "grid": _GRID_GRADIENTS,
+        },
+    },
+    "sm_90 causal": {
+        "sided": {
+            "tiled": Cost(call=1e5, pair=3e-4),
+            "sorted": Cost(call=1.2e6, point=2.6e-3),
+            "grid": _GRID,
+        },
+        "add_riesz": {
+            "tiled": Cost(call=5.2e4, pair=4.9e-5),
+            "sorted": Cost(call=8e5, point=1e-3),
+            "grid": _GRID,
+        },
+        "add_laplace": {
+            "tiled": Cost(call=6e4, pair=8.8e-5),
+            "sorted": Cost(call=8e5, point=1.5e-3),
+            "grid": _GRID,
+        },
+        "add_bump": {
+            "tiled": Cost(call=5.1e4, pair=6.6e-5),
+            "sorted": Cost(call=8e5, point=1.4e-3),
+            "grid": _GRID,
+        },
+    },
+    "sm_90 causal with gradients": {
+        "sided": {
+            "tiled": Cost(call=5e5, pair=2.2e-3),
+            "sorted": Cost(call=2e6, point=1e-2),
+            "grid": _GRID_GRADIENTS,
+        },
+        "add_riesz": {
+            "tiled": Cost(call=3.5e5, pair=2.45e-4),
+            "sorted": Cost(call=1.5e6, point=3.6e-3),
+            "grid": _GRID_GRADIENTS,
+        },
+        "add_laplace": {
+            "tiled": Cost(call=4.2e5, pair=5.8e-4),
+            "sorted": Cost(call=1.5e6, point=5.5e-3),
+            "grid": _GRID_GRADIENTS,
+        },
+        "add_bump": {
+            "tiled": Cost(call=3.7e5, pair=4.7e-4),
+            "sorted": Cost(call=1.5e6, point=4.7e-3),
             "grid": _GRID_GRADIENTS,
         },
     },
@@ -250,16 +300,17 @@ def cheapest(problem: Problem, kernel: Kernel, normalised: bool, backends: tuple
 
 
 def _costs(problem: Problem, kernel: Kernel) -> dict[str, Cost]:
+    """Those of such calls, by the table that fits best of the ones that have this kernel or its kind."""
     device, family = _kind_of(problem.query.device), _family(kernel)
-    if problem.causal and family == "sided":
-        causal_costs = _COSTS.get(f"{device} causal")
-        if causal_costs is not None:
-            return causal_costs.get(kernel.name) or causal_costs[family]
-    costs = _COSTS[device].get(kernel.name) or _COSTS[device][family]
-    if torch.is_grad_enabled() and any(part.requires_grad for part in (problem.query, problem.key, problem.value)):
-        costs = _COSTS.get(f"{device} with gradients", {}).get(kernel.name) or costs
-    # causal sums by sorting are several calls: what these take together was not measured on this device
-    return {name: cost for name, cost in costs.items() if not (problem.causal and name == "sorted")}
+    inputs = problem.query, problem.key, problem.value
+    differentiated = torch.is_grad_enabled() and any(part.requires_grad for part in inputs)
+    for order in (" causal", "") if problem.causal and family == "sided" else ("",):
+        for passes in (" with gradients", "") if differentiated else ("",):
+            table = _COSTS.get(f"{device}{order}{passes}", {})
+            costs = table.get(kernel.name) or table.get(family)
+            if costs is not None:
+                return costs
+    raise LookupError(f"there are no costs of {kernel.name} on {device}")
 
 
 def _kind_of(device: torch.device) -> str:

@@ -51,6 +51,13 @@ def test_softmax_is_that_of_the_same_rounds(tmp_path, sweep, make_row):
     assert cells(block(tmp_path / "some.csv", words))[2] == ["512", "1.00", "2.00 (1.50x)"]
 
 
+def test_without_softmax_there_are_times_alone(tmp_path, sweep):
+    write(tmp_path / "some.csv", sweep)
+    heading, _, first, *_ = cells(block(tmp_path / "some.csv", [*WORDS[1:], "passes=forward"]))
+    assert heading == ["N", "add_bump"]
+    assert first == ["512", "2.00"]
+
+
 def test_only_the_lengths_that_were_asked_for_are_shown(tmp_path, sweep):
     write(tmp_path / "some.csv", sweep)
     text = block(tmp_path / "some.csv", [*WORDS, "n=512,8192"])

@@ -1,4 +1,4 @@
-"""A few columns of a file of results for a document: softmax, and what is compared with it, by N.
+"""A few columns of a file of results for a document: softmax, if it is named, and what is compared with it, by N.
 
 What to show is said in the mark before the table, as in `<!-- brief:h200-grid softmax=cudnn by=grid:32,grid:64
 kernels=add_riesz dtype=float16 passes=forward -->`. `by` names methods (of `sortattn bench --paper`) or backends, a
@@ -20,8 +20,8 @@ from .store import Row
 
 # what a mark may say, and what holds where it does not; None has to be said
 _OPTIONS = {
-    "softmax": None,
     "by": None,
+    "softmax": "",
     "kernels": "add_riesz,add_laplace,add_bump",
     "dtype": "",
     "passes": "",
@@ -57,14 +57,16 @@ def block(path: Path, words: Sequence[str]) -> str:
         for kernel in options["kernels"].split(",")
         for by in options["by"].split(",")
     ]
-    if not softmax or not all(found for _, found in shown):
+    beside = [(f"softmax {options['softmax']}", softmax)] if options["softmax"] else []
+    if not all(found for _, found in beside + shown):
         raise CommandError(f"{path} has no rows for some of {' '.join(words)}")
-    passes = options["passes"]
+    passes, (_, first) = options["passes"], (beside + shown)[0]
     lines = [
-        [f"{n:,}", _cell(softmax, n, passes), *(_cell(found, n, passes, softmax) for _, found in shown)]
-        for n in sorted({n for _, n in softmax})
+        [f"{n:,}", *(_cell(found, n, passes) for _, found in beside)]
+        + [_cell(found, n, passes, softmax) for _, found in shown]
+        for n in sorted({n for _, n in first})
     ]
-    table = render(["N", f"softmax {options['softmax']}", *(name for name, _ in shown)], lines, "markdown", left=0)
+    table = render(["N", *(name for name, _ in beside + shown)], lines, "markdown", left=0)
     return f"{_conditions(rows)}\n\n{table}\n"
 
 

@@ -15,6 +15,7 @@ query and a key before it, both are in one chunk, or in the two stretches of a s
             7 2 2 2 2 1 1 0 c
 
 A level has half of the queries and half of the keys, so all levels take `L / 2` times what sums without a mask take.
+These halves are copies, so heads go by rounds: what is there beside inputs and results takes no more room than inputs.
 """
 
 from collections.abc import Iterator
@@ -23,18 +24,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..cuda.constants import kept
 from ..kernels import KERNELS, Kernel, PolynomialExponential, SidedKernel, Spline, rebuild
 from ..normalise import poisoned, reciprocal, through_quotient
 from ..validation import Problem
 from .batching import fold, refuse_coefficients, unfold
 from .direct import differentiated_once, direct, shortcut
 from .sorted import backend as by_sorting
+from .sorted import room
 from .tiled.api import gradients_directly, tiled_sum_directly
 from .tiled.inputs import TENSORS, Inputs, schema
 
-# keys of a chunk, at most: up to there `tiled` takes no longer than `sorted`; and on the CPU of kernels made by the
-# user, whose pairs take longer
-_CHUNK, _SMALL = 2048, 256
+# keys of a chunk, at most: up to there `tiled` takes no longer than `sorted`; for gradients on a GPU; and on the CPU of
+# kernels made by the user, whose pairs take longer: on a GPU half of the second for these
+_CHUNK, _SHORT, _SMALL = 2048, 1024, 256
+# what a head takes in its round, by the size of its inputs, forward and for gradients, with a little to spare
+_SHARES = 2.0, 3.5
+# bytes that rounds may always take on the CPU
+_WORKSPACE = 64 << 20
 
 
 def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
@@ -55,9 +62,13 @@ def kernel_sum(problem: Problem, kernel: SidedKernel) -> Tensor:
     return _sum(problem, kernel, normalised=False)
 
 
-def chunks(inputs: Inputs, length: int) -> tuple[int, int]:
+def chunks(inputs: Inputs, length: int, backward: bool) -> tuple[int, int]:
     """How many levels there are for so many queries, and the keys of a chunk."""
-    most = _CHUNK if inputs.query.is_cuda or inputs.kernel in KERNELS else _SMALL
+    known, on_gpu = inputs.kernel in KERNELS, inputs.query.is_cuda
+    if known:
+        most = _SHORT if on_gpu and backward else _CHUNK
+    else:
+        most = _SHORT // 2 if on_gpu else _SMALL
     levels = 0
     while most << levels < length:
         levels += 1
@@ -114,11 +125,11 @@ class _Cut(NamedTuple):
     chunk: int
 
     @classmethod
-    def of(cls, inputs: Inputs) -> "_Cut":
+    def of(cls, inputs: Inputs, backward: bool = False) -> "_Cut":
         """That of these tensors."""
         rows, columns = inputs.query.shape[1] // inputs.group, inputs.key.shape[1]
         length = min(rows, columns)
-        return cls(inputs.group, rows - length, columns - length, length, *chunks(inputs, length))
+        return cls(inputs.group, rows - length, columns - length, length, *chunks(inputs, length, backward))
 
     @property
     def room(self) -> int:
@@ -160,11 +171,11 @@ class _Cut(NamedTuple):
 
 
 class _Call:
-    """The tensors of a call, cut."""
+    """The tensors of a round of heads, cut."""
 
-    def __init__(self, inputs: Inputs):
+    def __init__(self, inputs: Inputs, backward: bool):
         self.inputs = inputs = inputs._replace(**{name: _detached(part) for name, part in inputs._asdict().items()})
-        self.cut = cut = _Cut.of(inputs)
+        self.cut = cut = _Cut.of(inputs, backward)
         self.query = cut.queries(inputs.query)
         self.key, self.value, self.weight = (
             None if part is None else cut.keys(part) for part in (inputs.key, inputs.value, inputs.weight)
@@ -178,10 +189,10 @@ class _Call:
             None if rows is None else _heads(part.of_keys(rows)) for rows in (self.key, self.value, self.weight)
         )
         bandwidth = None if inputs.bandwidth is None else inputs.bandwidth.repeat_interleave(query.shape[1], 0)
-        # those of a kernel made by the user where its pairs are summed, for which a GPU is waited for
+        # those of a kernel made by the user where its pairs are summed
         numbers = inputs.parameters
-        if numbers is not None and part.masked:
-            numbers = numbers.to(query.device)
+        if numbers is not None and part.masked and numbers.device != query.device:
+            numbers = _numbers_at(query.device, numbers.dtype, *numbers.tolist())
         return inputs._replace(
             query=_heads(query), key=key, value=value, weight=weight, bandwidth=bandwidth, parameters=numbers
         )
@@ -203,6 +214,11 @@ class _Call:
         return Problem(*inputs[:4], bandwidth, False, inputs.group, inputs.query.shape[:1], dtype)
 
 
+@kept
+def _numbers_at(device: torch.device, dtype: torch.dtype, *numbers: float) -> Tensor:
+    return torch.tensor(numbers, dtype=dtype, device=device)
+
+
 def _detached(part: object) -> object:
     return part.detach() if isinstance(part, Tensor) else part
 
@@ -212,14 +228,40 @@ def _heads(part: Tensor) -> Tensor:
     return part.flatten(0, 1).flatten(1, 2)
 
 
+def _rounds(inputs: Inputs, backward: bool) -> list[slice]:
+    """Heads whose sums are made together."""
+    points = inputs.query, inputs.key, inputs.value
+    size = sum(part.nbytes for part in points)
+    problems = len(inputs.value)
+    least = room.WORKSPACE if inputs.value.is_cuda else _WORKSPACE
+    return room.groups(problems, int(_SHARES[backward] * size / max(problems, 1)), max(size, least))
+
+
+def _of_heads(inputs: Inputs, some: slice) -> Inputs:
+    """What these heads have of the tensors."""
+    alike = "parameters", *Inputs._fields[TENSORS:]
+    return inputs._replace(
+        **{name: part[some] for name, part in inputs._asdict().items() if part is not None and name not in alike}
+    )
+
+
 @torch.no_grad()
 def _forward(*arguments) -> tuple[Tensor, Tensor]:
     """Causal sums `(P, M, C)`, with `normalised` divided by those of ones, which for the backward pass are `(P, M)`."""
-    call = _Call(Inputs(*arguments))
+    inputs = Inputs(*arguments)
+    (problems, rows, _), value = inputs.query.shape, inputs.value
+    sums, total = value.new_empty(problems, rows, value.shape[2]), value.new_empty(problems, rows)
+    for some in _rounds(inputs, backward=False):
+        _sum_round(_Call(_of_heads(inputs, some), backward=False), sums[some], total[some])
+    return sums, total
+
+
+def _sum_round(call: _Call, into: Tensor, into_total: Tensor) -> None:
+    """Fills both results of these heads."""
     inputs, cut = call.inputs, call.cut
     kernel = rebuild(inputs.kernel, inputs.parameters)
-    room = inputs.value.shape[0], cut.group, cut.room
-    sums, total = (inputs.value.new_zeros(*room, *last) for last in ((inputs.value.shape[2],), ()))
+    size = inputs.value.shape[0], cut.group, cut.room
+    sums, total = (inputs.value.new_zeros(*size, *last) for last in ((inputs.value.shape[2],), ()))
     for part in cut.parts():
         if part.masked:
             more = tiled_sum_directly(*call.tiles(part)._replace(normalised=False))
@@ -227,13 +269,17 @@ def _forward(*arguments) -> tuple[Tensor, Tensor]:
             more = by_sorting.sums(call.problem(part), kernel)
         for out, rows in zip((sums, total), more, strict=False):
             _add(part.of_queries(out), rows)
+        # gone before the next part
+        del more, rows
     sums, total = cut.of_all_queries(sums), cut.of_all_queries(total)
     if cut.ahead:
         for out, rows in zip((sums, total), by_sorting.sums(call.problem_ahead(), kernel), strict=True):
             out += rows
     if inputs.normalised:
-        sums *= reciprocal(total)[..., None]
-    return sums, total
+        torch.mul(sums, reciprocal(total)[..., None], out=into)
+    else:
+        into.copy_(sums)
+    into_total.copy_(total)
 
 
 def _add(view: Tensor, rows: Tensor) -> None:
@@ -259,19 +305,44 @@ def _gradients(grad: Tensor, rows: Tensor, total: Tensor, *arguments) -> tuple[T
     learned.
     """
     *arguments, learned = arguments
-    call = _Call(Inputs(*arguments))
+    inputs = Inputs(*arguments)
+    into = _Gradients(
+        *(torch.empty_like(part, memory_format=torch.contiguous_format) for part in inputs[:3]),
+        *(grad.new_zeros(0) if part is None else torch.zeros_like(part) for part in inputs[4:TENSORS]),
+    )
+    for some in _rounds(inputs, backward=True):
+        call = _Call(_of_heads(inputs, some), backward=True)
+        _differentiate_round(call, grad[some], rows[some], total[some], learned, into.of(some))
+    return tuple(into)
+
+
+class _Gradients(NamedTuple):
+    """Those of all inputs that have some."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    bandwidth: Tensor
+    parameters: Tensor
+
+    def of(self, some: slice) -> "_Gradients":
+        """Those of some heads; the parameters' are of all."""
+        return _Gradients(*(part[some] for part in self[:4]), self.parameters)
+
+
+def _differentiate_round(
+    call: _Call, grad: Tensor, rows: Tensor, total: Tensor, learned: bool, into: _Gradients
+) -> None:
+    """Fills the gradients of these heads; those of bandwidth and parameters are added."""
     inputs, cut = call.inputs, call.cut
     gradients = [torch.zeros_like(part) for part in (call.query, call.key, call.value)]
-    by_bandwidth, by_parameters = (
-        grad.new_zeros(0) if part is None else torch.zeros_like(part) for part in (inputs.bandwidth, inputs.parameters)
-    )
 
     def add_numbers(bandwidth: Tensor | None, parameters: Tensor | None) -> None:
         if inputs.bandwidth is not None:
-            problems = len(by_bandwidth)
-            by_bandwidth.add_(bandwidth.view(problems, len(bandwidth) // max(problems, 1), 1).sum(1, keepdim=True))
+            problems = len(into.bandwidth)
+            into.bandwidth.add_(bandwidth.view(problems, len(bandwidth) // max(problems, 1), 1).sum(1, keepdim=True))
         if learned:
-            by_parameters.add_(parameters.to(by_parameters.device))
+            into.parameters.add_(parameters.to(into.parameters.device))
 
     def add(part: _Part, found: tuple[Tensor | None, ...]) -> None:
         for gradient, view, more in zip(gradients, (part.of_queries, part.of_keys, part.of_keys), found, strict=False):
@@ -304,8 +375,9 @@ def _gradients(grad: Tensor, rows: Tensor, total: Tensor, *arguments) -> tuple[T
         )
         by_query += query
         add_numbers(bandwidth, parameters)
-    by_key, by_value = map(cut.of_all_keys, gradients[1:], ahead)
-    return by_query, by_key, by_value, by_bandwidth, by_parameters
+    into.query.copy_(by_query)
+    for out, part, before in zip(into[1:3], gradients[1:], ahead, strict=True):
+        out.copy_(cut.of_all_keys(part, before))
 
 
 def _without(rows: Tensor, cut: _Cut) -> Tensor:

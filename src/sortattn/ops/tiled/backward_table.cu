@@ -9,17 +9,17 @@
 // what a pair with this gradient adds to `sums`, see below
 inline void add_to_table(T gradient, T difference, int piece, const Numbers &numbers, T (&sums)[2]) {
     if constexpr (KIND == POLYNOMIAL_EXPONENTIAL) {
-        T x = distance(difference, numbers), power = exp(-x);
+        T x = distance(difference, numbers), power = decay(x, difference, numbers);
 #pragma unroll 1
         for (int i = 0; i < piece; ++i) power *= x;
         sums[0] += gradient * power;
     } else {
-        T u = difference / numbers.tau;
+        T u = in_bandwidths(difference, numbers);
         Pieces pieces(u, numbers);
         T share = gradient * (T(pieces.at == piece) + T(pieces.past == piece)) / 2;
         sums[0] += share;
         // a distance may be infinite where the share is zero
-        sums[1] += share == 0 ? T(0) : share * (u - anchor(numbers, piece));
+        sums[1] += share == 0 ? T(0) : share * (u - line(numbers, 2 * piece).anchor);
     }
 }
 

@@ -68,7 +68,7 @@ class Call:
         stream = entry == "forward" and self.streams()
         shared = cuda_kernels.shared_of(entry, self.kernel, self.dtype, coarse, groups, roomy, stream)
         kernel = cuda_kernels.kernel_of(
-            entry, self.kernel, self.dtype, self.wide, coarse, groups, roomy, each, taus, early, stream
+            entry, self.kernel, self.dtype, self.wide, coarse, groups, roomy, each, taus, early, stream, self.count
         )
         return kernel, each, groups, shared
 
@@ -183,8 +183,12 @@ class Surveyed(NamedTuple):
 def _table(kernel: str, parameters: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, int]:
     """The numbers of a kernel as `kinds.cu` reads them, and how many nodes or coefficients there are."""
     if kernel == Spline.name:
-        nodes, *rest = Spline.pieces(parameters)
-        return torch.cat([nodes, *rest]).to(dtype), len(nodes)
+        nodes, anchors, heights, slopes = Spline.pieces(parameters)
+        before = heights[:-1] + slopes[:-1] * (nodes - anchors[:-1])
+        pieces = torch.stack([anchors, heights, slopes, torch.zeros_like(slopes)], 1)
+        between = torch.stack([nodes, (before + heights[1:]) / 2, (slopes[:-1] + slopes[1:]) / 2, nodes], 1)
+        lines = torch.stack([pieces[:-1], between], 1).flatten()
+        return torch.cat([lines, pieces[-1], nodes]).to(dtype), len(nodes)
     if kernel == PolynomialExponential.name:
         return parameters.to(dtype), len(parameters)
     return None, 0

@@ -50,6 +50,8 @@ _PLACES = {AddRiesz.name: 88 << 10, AddBump.name: 106 << 10, AddLaplace.name: 79
 SLOPE_THREADS = 256
 # rows that a block prepares for the slopes
 SLICE = 32
+# nodes or coefficients of a kernel made by the user for which there are registers
+KEPT = 8
 # columns that are summed at a time, and the most of them
 CHUNK, WIDEST = 64, 256
 
@@ -57,13 +59,14 @@ CHUNK, WIDEST = 64, 256
 @lru_cache
 def kernel_of(
     entry: str, kernel: str, dtype: torch.dtype, wide: bool, coarse: bool = False, groups: int = 1, roomy: bool = True,
-    rows: int = ROWS[torch.float32], taus: bool = True, early: bool = False, stream: bool = False,
+    rows: int = ROWS[torch.float32], taus: bool = True, early: bool = False, stream: bool = False, count: int = 0,
 ) -> Kernel:  # fmt: skip
     """The function `entry` for a kernel and a type; `wide` for more than 64 dimensions or channels.
 
     `coarse` makes products of numbers with eleven digits. In the forward pass of float32 `groups` of warps share the
     `rows` of a block; `roomy` see `is_roomy`; without `taus` all problems have one bandwidth, which makes a difference
-    to `add_bump`; `early` see `begins_early`, `stream` see `Call.streams`.
+    to `add_bump`; `early` see `begins_early`, `stream` see `Call.streams`. A kernel made by the user has `count` nodes
+    or coefficients.
     """
     defines = (
         ("NUMBER", _TYPES[dtype]),
@@ -71,6 +74,8 @@ def kernel_of(
         ("CHUNKS", WIDEST // CHUNK if wide else 1),
         ("EPSILON", repr(RIESZ_EPSILON)),
     )
+    if 0 < count <= KEPT and entry != "backward_quotient":
+        defines += (("LISTED", count),)
     room = ("SHARED", shared_of(entry, kernel, dtype, coarse, groups, roomy, stream))
     coarse = ("COARSE", int(coarse))
     if entry in ("forward", "forward_values") and dtype == torch.float32:

@@ -1,6 +1,7 @@
 // The kernels: what one dimension adds to a score, how a score is made of that, and the derivative.
 //
-// Set by cuda_kernels.py: NUMBER (float or double), KERNEL (a name of Kind), EPSILON (of the Riesz kernels).
+// Set by cuda_kernels.py: NUMBER (float or double), KERNEL (a name of Kind), EPSILON (of the Riesz kernels), and of a
+// kernel made by the user LISTED (its nodes or coefficients, zero if there are too many for registers).
 
 #include "found.cu"
 
@@ -13,6 +14,11 @@ constexpr bool ADDITIVE = KIND != LAPLACE && KIND != RIESZ;
 constexpr bool STATIONARY = KIND != ADD_RIESZ && KIND != RIESZ;
 // kernels with a table have no neutral number to fill up a tile with, and take one dimension at a time
 constexpr bool TABLE = KIND == SPLINE || KIND == POLYNOMIAL_EXPONENTIAL;
+#ifdef LISTED
+constexpr int KEPT = LISTED;
+#else
+constexpr int KEPT = 0;
+#endif
 // the derivative is a sign, 1 - 2 step: the ones are summed apart
 constexpr bool SIGNS = KIND == ADD_RIESZ || KIND == LAPLACE;
 // e^-|s - t| as the lesser of e^s e^-t and e^-s e^t: a point is two numbers then
@@ -93,17 +99,32 @@ struct Numbers {
     T rest = 0;
     // of e^-|u| as a power of two
     T rate = 0;
-    // splines: nodes (J), then anchors, values and slopes of the J + 1 pieces; else coefficients
+    // splines: a line for every piece and every node between them, then the nodes; else coefficients
     const T *table;
     int count;
+    // one over tau; the nodes or coefficients
+    T inverse, own[KEPT ? KEPT : 1];
 
-    Numbers(T bandwidth, const T *table, int count) : tau(bandwidth), table(table), count(count) {
+    Numbers(T bandwidth, const T *table, int count)
+        : tau(bandwidth), table(table), count(count), inverse(1 / bandwidth) {
+#pragma unroll
+        for (int i = 0; i < KEPT; ++i) own[i] = list()[i];
         if constexpr (KIND == ADD_BUMP) {
             int exponent;
             edge = frexp(tau, &exponent);
             scale = ldexp(T(1), -exponent);
         }
-        if constexpr (KIND == ADD_LAPLACE) rate = T(1.4426950408889634) / tau;
+        if constexpr (KIND == ADD_LAPLACE || KIND == POLYNOMIAL_EXPONENTIAL) rate = T(1.4426950408889634) / tau;
+    }
+    const T *list() const { return KIND == SPLINE ? table + 4 * (2 * count + 1) : table; }
+    // op(x) of all nodes or coefficients, the last one first
+    template <class Op> void each(Op op) const {
+        if constexpr (KEPT > 0)
+#pragma unroll
+            for (int i = KEPT - 1; i >= 0; --i) op(own[i]);
+        else
+#pragma unroll 1
+            for (int i = count - 1; i >= 0; --i) op(list()[i]);
     }
 };
 
@@ -111,24 +132,42 @@ struct Numbers {
 struct Pieces {
     int at = 0, past = 0;
     Pieces(T u, const Numbers &numbers) {
-#pragma unroll 1
-        for (int j = 0; j < numbers.count; ++j) {
-            at += numbers.table[j] < u;
-            past += numbers.table[j] <= u;
-        }
+        numbers.each([&](T node) { at += node < u, past += node <= u; });
     }
 };
 
-inline T anchor(const Numbers &numbers, int piece) { return numbers.table[numbers.count + piece]; }
-inline T height(const Numbers &numbers, int piece) { return numbers.table[2 * numbers.count + 1 + piece]; }
-inline T incline(const Numbers &numbers, int piece) { return numbers.table[3 * numbers.count + 2 + piece]; }
+// what a spline is: of piece i line 2 i, at node i line 2 i + 1, the mean of those of both sides
+struct alignas(4 * sizeof(T)) Line {
+    T anchor, height, incline, unused;
+};
+inline Line line(const Numbers &numbers, int which) { return reinterpret_cast<const Line *>(numbers.table)[which]; }
+inline Line line_at(const Numbers &numbers, double u) {
+    Pieces pieces(u, numbers);
+    return line(numbers, pieces.at + pieces.past);
+}
+// of float without comparisons, which take longer; the last bits are the integer
+inline Line line_at(const Numbers &numbers, float u) {
+    float passed = 0;
+    numbers.each([&](T node) { passed += step(u - float(node)); });
+    return line(numbers, __float_as_int(fmaf(passed, 2, 12582912.0f)) & 0x3fffff);
+}
 
-inline T line(const Numbers &numbers, int piece, T u) {
-    return height(numbers, piece) + incline(numbers, piece) * (u - anchor(numbers, piece));
+// A difference in bandwidths, rounded once: a node is to be met exactly.
+inline double in_bandwidths(double difference, const Numbers &numbers) { return difference / numbers.tau; }
+inline float in_bandwidths(float difference, const Numbers &numbers) {
+    float near = difference * float(numbers.inverse);
+    return fmaf(fmaf(-near, float(numbers.tau), difference), float(numbers.inverse), near);
 }
 
 // as in splines.py: beyond, e^-x is zero, and a power of x might be infinite
-inline T distance(T difference, const Numbers &numbers) { return fmin(fabs(difference) / numbers.tau, T(1000)); }
+inline T distance(T difference, const Numbers &numbers) {
+    return fmin(SINGLE ? fabs(difference) * numbers.inverse : fabs(difference) / numbers.tau, T(1000));
+}
+// e^-x of that
+inline double decay(double x, double, const Numbers &) { return exp(-x); }
+inline float decay(float, float difference, const Numbers &numbers) {
+    return power_of_two(-fabsf(difference) * float(numbers.rate));
+}
 
 // what one dimension adds to a tile, for a difference of query and key
 inline T term(T difference, const Numbers &numbers) {
@@ -137,16 +176,14 @@ inline T term(T difference, const Numbers &numbers) {
     if constexpr (KIND == ADD_BUMP) return positive_part(numbers.edge - fabs(difference));
     if constexpr (KIND == ADD_LAPLACE) return power_of_two(-fabs(difference) * numbers.rate);
     if constexpr (KIND == SPLINE) {
-        // not times a reciprocal: a node is to be met exactly
-        T u = difference / numbers.tau;
-        Pieces pieces(u, numbers);
-        return (line(numbers, pieces.at, u) + line(numbers, pieces.past, u)) / 2;
+        T u = in_bandwidths(difference, numbers);
+        Line here = line_at(numbers, u);
+        return here.height + here.incline * (u - here.anchor);
     }
     if constexpr (KIND == POLYNOMIAL_EXPONENTIAL) {
         T x = distance(difference, numbers), value = 0;
-#pragma unroll 1
-        for (int i = numbers.count - 1; i >= 0; --i) value = value * x + numbers.table[i];
-        return value * exp(-x);
+        numbers.each([&](T coefficient) { value = value * x + coefficient; });
+        return value * decay(x, difference, numbers);
     }
 }
 
@@ -178,18 +215,14 @@ inline T slope(T difference, const Numbers &numbers) {
     if constexpr (KIND == RIESZ) return -difference;
     if constexpr (KIND == ADD_BUMP) return -sign(difference) * step(numbers.edge - fabs(difference));
     if constexpr (KIND == ADD_LAPLACE) return -sign(difference) * power_of_two(-fabs(difference) * numbers.rate);
-    if constexpr (KIND == SPLINE) {
-        Pieces pieces(difference / numbers.tau, numbers);
-        return (incline(numbers, pieces.at) + incline(numbers, pieces.past)) / 2;
-    }
+    if constexpr (KIND == SPLINE) return line_at(numbers, in_bandwidths(difference, numbers)).incline;
     if constexpr (KIND == POLYNOMIAL_EXPONENTIAL) {
         T x = distance(difference, numbers), value = 0, derivative = 0;
-#pragma unroll 1
-        for (int i = numbers.count - 1; i >= 0; --i) {
+        numbers.each([&](T coefficient) {
             derivative = derivative * x + value;
-            value = value * x + numbers.table[i];
-        }
-        return x < 1000 ? sign(difference) * (derivative - value) * exp(-x) : T(0);
+            value = value * x + coefficient;
+        });
+        return x < 1000 ? sign(difference) * (derivative - value) * decay(x, difference, numbers) : T(0);
     }
 }
 
