@@ -93,6 +93,7 @@ def hopper_steps(name, dtype, dims, count, keys=300):
 
 def many_keys():
     """So many that stages are used again, and sums of weights taken off."""
+    hopper_steps("add_riesz", torch.float16, 16, 32, keys=1100)
     hopper_steps("add_laplace", torch.bfloat16, 16, 64, keys=4200)
 
 
