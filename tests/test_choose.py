@@ -9,6 +9,8 @@ import sortattn
 from sortattn import choose
 from sortattn.bench.paper.run import PaperRow
 from sortattn.bench.store import Row
+from sortattn.ops.grid import checked
+from sortattn.ops.grid.options import nodes_for
 from sortattn.records import read
 from sortattn.validation import make_problem
 
@@ -148,7 +150,12 @@ def taken(shape: Shape, dtype: torch.dtype, **options) -> str:
     kernel = sortattn.KERNELS["add_riesz"]
     problem = make_problem(*draw(shape, dtype), kernel, **options)
     run = choose.backend("auto", problem, kernel, normalised=True)
-    return f"grid:{run.setting}" if isinstance(run, choose.Grid) else run.__name__.split(".")[2]
+    if isinstance(run, choose.Checked):
+        near = torch.equal(run.attention(problem, kernel), run.grid.attention(problem, kernel))
+        if near:
+            return f"grid:{run.grid.setting}"
+        run = run.exact
+    return run.__name__.split(".")[2]
 
 
 @pytest.fixture
@@ -159,6 +166,8 @@ def cheap_grid(monkeypatch):
 
 
 LONG = Shape((1,), 6000, 6000, 4, 4)
+# what bfloat16 asks for with so few dimensions
+NODES = nodes_for(2.0**-8, sortattn.KERNELS["add_riesz"], LONG.dims)
 
 
 def test_auto_is_exact_unless_told_otherwise():
@@ -177,13 +186,13 @@ def test_rounding_takes_the_grid_for_16_bits_where_it_is_faster():
 
 @pytest.mark.usefixtures("rounding", "cheap_grid")
 def test_rounding_is_exact_where_the_estimate_is_too_large(monkeypatch):
-    monkeypatch.setattr(choose, "worst", lambda *_: torch.tensor(0.1))
+    monkeypatch.setattr(checked, "by_head", lambda *_: torch.tensor([1e-4, 0.1]))
     assert taken(LONG, torch.bfloat16, is_causal=True) == "causal"
 
 
 @pytest.mark.usefixtures("rounding", "cheap_grid")
 def test_rounding_is_exact_where_no_number_can_be_read(monkeypatch):
-    monkeypatch.setattr(choose, "worst", lambda *_: pytest.fail("the estimate was read"))
+    monkeypatch.setattr(checked, "by_head", lambda *_: pytest.fail("the estimate was read"))
     query, key, value = draw(LONG, torch.bfloat16)
 
     def call(query):
@@ -194,11 +203,28 @@ def test_rounding_is_exact_where_no_number_can_be_read(monkeypatch):
 
 
 @pytest.mark.usefixtures("rounding", "cheap_grid")
-def test_rounding_costs_no_more_than_rounding():
+@pytest.mark.parametrize("function", [sortattn.kernel_attention, sortattn.kernel_sum])
+def test_rounding_costs_no_more_than_rounding(function):
     inputs = draw(LONG, torch.bfloat16)
-    output = sortattn.kernel_attention(*inputs, "add_riesz", is_causal=True)
     exact = [part.double() for part in inputs]
-    assert_close(output, sortattn.kernel_attention(*exact, "add_riesz", is_causal=True), 8e-3)
+    wanted = function(*exact, "add_riesz", is_causal=True)
+    assert_close(function(*inputs, "add_riesz", is_causal=True), wanted, 8e-3)
+
+
+@pytest.mark.usefixtures("rounding", "cheap_grid")
+def test_rounding_makes_sums_and_gradients_of_the_grid_once(monkeypatch):
+    calls = []
+    for name in ("attention", "kernel_sum"):
+        method = getattr(choose.Grid, name)
+        monkeypatch.setattr(choose.Grid, name, lambda *given, m=method: calls.append(m) or m(*given))
+    for count, function in enumerate((sortattn.kernel_attention, sortattn.kernel_sum), 1):
+        results = []
+        for backend in ("auto", f"grid:{NODES}"):
+            points = [part.requires_grad_() for part in draw(LONG, torch.bfloat16)]
+            output = function(*points, "add_riesz", is_causal=True, backend=backend)
+            results.append([output, *torch.autograd.grad(output.sum(), points)])
+        assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+        assert len(calls) == 2 * count
 
 
 def test_an_unknown_precision_is_a_clear_error():

@@ -258,6 +258,20 @@ def test_the_estimate_knows_masks_groups_and_16_bits(causal):
         assert error / 3 < estimate < 10 * error
 
 
+@all_data
+@main_kernels
+def test_the_estimate_knows_what_queries_of_causal_calls_see(name, data):
+    # the first queries see no key, or the first keys are seen by all; of three queries all are compared
+    for rows, columns, most in ((700, 500, 3.0), (70, 90, 3.0), (3, 200, 1.01)):
+        query, key, value = sample(data, rows, columns)
+        call = {"value": value, "is_causal": True, "backend": "grid:32"}
+        estimate = sortattn.grid_error(query, key, name, **call).item()
+        error = surrogate.exact_error(query, key, value, name, "grid:32", is_causal=True)
+        # where all values have a node, both are rounding
+        if error > 1e-5:
+            assert 1 / most < estimate / error < most
+
+
 def test_the_estimate_of_nothing_is_zero():
     for rows, columns in ((0, 3), (3, 0), (0, 0)):
         assert sortattn.grid_error(torch.zeros(2, rows, 4), torch.zeros(2, columns, 4)).item() == 0

@@ -155,7 +155,7 @@ def grid_error(
     run = choose.backend(backend, problem, chosen, normalised=True)
     if not isinstance(run, choose.Grid):
         raise ValueError(f"backend must be 'grid' or 'grid:NODES', got {backend!r}")
-    return _full_precision(problem, lambda: estimate(problem, chosen, run.setting))
+    return _full_precision(problem, lambda: estimate(problem, chosen, run))
 
 
 def gram(

@@ -11,7 +11,7 @@ from .cuda.support import architecture
 from .kernels import FeatureKernel, Gauss, Kernel, SidedKernel, Softmax
 from .ops import causal, keops, linear, reference, tiled
 from .ops.grid import Grid, gpu
-from .ops.grid.error import worst
+from .ops.grid.checked import Checked
 from .ops.grid.options import MOST, nodes_for
 from .ops.sorted import backend as sorted_
 from .ops.sorted import classes
@@ -53,11 +53,12 @@ class Cost:
         return self.call + problems * (pairs + points + self.feature * (rows + columns) * features * (channels + 1))
 
 
-# on a GPU two calls in 16 bits with 64 nodes, of which one is for the estimate of the error, that a decision waits for
+# on a GPU two calls in 16 bits with 64 nodes: the estimate of the error, that a decision waits for, was another call.
+# Now it takes some queries, and has not been timed
 _GRID = Cost(call=3e6, point=7e-4)
 _GRID_GRADIENTS = Cost(call=5e6, point=2e-3)
-# of causal calls, N = 512 ... 4096, with the estimate of the error, which takes as long again, and 192 nodes, which
-# float16 asks for: by torch operations it is never faster than sorting
+# of causal calls, N = 512 ... 4096, twice, and with 192 nodes, which float16 asks for: by torch operations it is never
+# faster than sorting
 _GRID_CPU = Cost(call=2e7, point=28.0)
 # The architecture of GPUs whose own is not in the table.
 _DEFAULT = "sm_90"
@@ -243,17 +244,15 @@ def _family(kernel: Kernel) -> str:
     return "sdpa" if isinstance(kernel, (Softmax, Gauss)) else "dense"
 
 
-def backend(name: str, problem: Problem, kernel: Kernel, normalised: bool) -> ModuleType | Grid:
-    """The module that serves this call; raises if a backend asked for by name cannot."""
-    if name == "auto":
-        name = _rounding_grid(problem, kernel, normalised) or cheapest(problem, kernel, normalised)
-    module = named(name)
+def backend(name: str, problem: Problem, kernel: Kernel, normalised: bool) -> ModuleType | Grid | Checked:
+    """What serves this call; raises if a backend asked for by name cannot."""
+    module = named(cheapest(problem, kernel, normalised) if name == "auto" else name)
     if module is sorted_ and problem.causal:
         module = causal
     reason = module.why_not(problem, kernel, normalised)
     if reason:
         raise RuntimeError(f"backend {name!r} cannot serve this call: {reason}")
-    return module
+    return _checked(problem, kernel, normalised, module) if name == "auto" else module
 
 
 def takes_16_bits(name: str, query: object, kernel: Kernel | None = None, bandwidth: object = None) -> bool:
@@ -322,19 +321,15 @@ def _kind_of(device: torch.device) -> str:
     return found if found in _COSTS else _DEFAULT
 
 
-def _rounding_grid(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
-    """The grid, if `set_precision("rounding")` allows it for this call and it is worth it; see `set_precision`."""
+def _checked(problem: Problem, kernel: Kernel, normalised: bool, exact: ModuleType) -> ModuleType | Checked:
+    """The exact backend, or a grid before it if `set_precision("rounding")` allows that and it is worth it."""
     if get_precision() == "exact" or problem.dtype not in (torch.float16, torch.bfloat16):
-        return None
+        return exact
     if cheapest(problem, kernel, normalised, (*EXACT, "grid")) != "grid" or not _readable(problem.query):
-        return None
+        return exact
     roundoff = torch.finfo(problem.dtype).eps / 2
     nodes = nodes_for(roundoff, kernel, problem.query.shape[2])
-    if nodes > MOST:
-        return None
-    # inputs have been rounded already, and the estimate needs all digits
-    with torch.autocast(problem.query.device.type, enabled=False):
-        return f"grid:{nodes}" if bool(worst(problem, kernel, str(nodes)) < roundoff) else None
+    return exact if nodes > MOST else Checked(Grid(str(nodes)), exact, roundoff)
 
 
 def _readable(tensor: Tensor) -> bool:

@@ -1,23 +1,18 @@
-"""The grid's estimate of its own error: some of the queries once more, exactly."""
+"""The grid's error, estimated: some of the queries once more, exactly."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ...kernels import SidedKernel
-from ...normalise import normalise
 from ...validation import Problem
 from .. import tiled
-from . import gpu, options
-from .causal import causal_sums
-from .plain import sums, with_weights
-from .surrogate import surrogate
+from . import Grid
 
-# queries of every head that are compared
-_ROWS = 64
-# numbers in a block of the dense matrix
-_BLOCK = 1 << 22
+# queries of every head that are compared; of causal calls stretches of neighbours, each of which is a call
+_ROWS, _STRETCH = 64, 16
 # random columns in place of values that were not given
 PROBES = 32
 
@@ -29,65 +24,52 @@ def probes(key: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def estimate(problem: Problem, kernel: SidedKernel, setting: str) -> Tensor:
+def estimate(problem: Problem, kernel: SidedKernel, grid: Grid) -> Tensor:
     """The relative Frobenius error of the attention on some of the queries, a number on the problem's device."""
-    wrong, size = (part.sum() for part in _squares(problem, kernel, setting))
-    return torch.where(size > 0, (wrong / size).sqrt(), 0.0)
+    parts = _squares(problem, kernel, grid.attention(problem, kernel), normalised=True)
+    return _relative(*(part.sum() for part in parts))
 
 
 @torch.no_grad()
-def worst(problem: Problem, kernel: SidedKernel, setting: str) -> Tensor:
-    """The largest of such errors of single heads: large values of one of them do not hide another."""
-    wrong, size = _squares(problem, kernel, setting)
-    return torch.where(size > 0, (wrong / size).sqrt(), 0.0).amax()
+def by_head(problem: Problem, kernel: SidedKernel, rows: Tensor, normalised: bool) -> Tensor:
+    """Such errors of the heads one by one, `(P,)`, of what a grid gave, `rows (P, M, C)`."""
+    return _relative(*_squares(problem, kernel, rows, normalised))
 
 
-def _squares(problem: Problem, kernel: SidedKernel, setting: str) -> tuple[Tensor, Tensor]:
-    """By head, the squared norms of the error and of the output, on some of the queries."""
-    query = problem.query.nan_to_num(0.0, 0.0, 0.0) if problem.group > 1 else problem.query
-    count = options.count(setting, kernel, query.shape[2])
-    places = _places(problem)
-    chosen = replace(problem, query=problem.query[:, places], group=1)
-
-    def output(found: Tensor) -> Tensor:
-        return normalise(chosen, found[..., :-1], found[..., -1], kernel.floor).double()
-
-    if gpu.serves(problem, count):
-        from .gpu import api
-
-        approximate = api.attention(problem.as_given(), kernel, count)[:, places].double()
-    elif problem.causal:
-        grid = surrogate(problem, kernel, query, count)
-        approximate = output(causal_sums(problem, kernel, query, grid)[:, places])
-    else:
-        approximate = output(sums(problem, kernel, query[:, places], surrogate(problem, kernel, query, count)))
-    if query.is_cuda and not problem.causal:
-        exact = tiled.attention(chosen, kernel).double()
-    else:
-        exact = output(_exact(problem, kernel, query[:, places], places))
-    return (approximate - exact).square().sum((1, 2)), exact.square().sum((1, 2))
+def _relative(wrong: Tensor, size: Tensor) -> Tensor:
+    return torch.where(size > 0, (wrong / size).sqrt(), 0.0)
 
 
-def _places(problem: Problem) -> Tensor:
-    """Queries spread over the rows of every head of a group."""
-    rows, group = problem.rows, problem.group
+def _squares(problem: Problem, kernel: SidedKernel, rows: Tensor, normalised: bool) -> tuple[Tensor, Tensor]:
+    """By head, the squared norms of the error and of the exact result, on some of the queries."""
+    exactly = tiled.attention if normalised else tiled.kernel_sum
+    wrong, size = torch.zeros(2, rows.shape[0], dtype=torch.float64, device=rows.device).unbind()
+    for part, places in _samples(problem):
+        exact = exactly(part, kernel).double()
+        wrong += (rows[:, places].double() - exact).square().sum((1, 2))
+        size += exact.square().sum((1, 2))
+    return wrong, size
+
+
+def _samples(problem: Problem) -> Iterator[tuple[Problem, Tensor]]:
+    """Calls for some of the queries of every head, spread over all of them, and the places of these."""
+    problem = problem.widened()
+    rows, columns, device = problem.rows, problem.key.shape[1], problem.query.device
     count = min(_ROWS, rows)
-    each = torch.arange(count, device=problem.query.device) * rows // max(count, 1) + rows // (2 * max(count, 1))
-    heads = torch.arange(group, device=problem.query.device)[:, None] * rows
-    return (heads + each).flatten()
-
-
-def _exact(problem: Problem, kernel: SidedKernel, query: Tensor, places: Tensor) -> Tensor:
-    rows = with_weights(problem)
-    problems, columns = rows.shape[:2]
-    visible = problem.visible(0, problem.query.shape[1])
-    found = rows.new_zeros(problems, query.shape[1], rows.shape[2])
-    step = max(1, _BLOCK // max(1, problems * query.shape[1]))
-    for n in range(0, columns, step):
-        some = slice(n, n + step)
-        gram = kernel.gram(query, problem.key[:, some], problem.bandwidth)
-        if visible is not None:
-            index = torch.arange(n, min(n + step, columns), device=gram.device)
-            gram = torch.where(index < visible[places][:, None], gram, 0.0)
-        found += gram @ rows[:, some]
-    return found
+    if not count:
+        return
+    heads = torch.arange(problem.group, device=device)[:, None] * rows
+    if not problem.causal:
+        places = (heads + (2 * torch.arange(count, device=device) + 1) * rows // (2 * count)).flatten()
+        yield replace(problem, query=problem.query[:, places]), places
+        return
+    size, stretches = min(_STRETCH, count), -(-count // _STRETCH)
+    for i in range(stretches):
+        start = (2 * i + 1) * (rows - size) // (2 * stretches)
+        places = (heads + torch.arange(start, start + size, device=device)).flatten()
+        # the last of these queries sees all of these keys
+        seen = max(columns - rows + start + size, 0)
+        key, value, weight = (
+            None if part is None else part[:, :seen] for part in (problem.key, problem.value, problem.weight)
+        )
+        yield replace(problem, query=problem.query[:, places], key=key, value=value, weight=weight), places
