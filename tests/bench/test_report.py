@@ -66,7 +66,7 @@ def test_blocks_of_several_files_do_not_mix(tmp_path, sweep, make_row):
 
 
 @pytest.mark.skipif(not README.exists(), reason="an installed package has no README")
-@pytest.mark.parametrize("name", ["README.md", "docs/grid.md", "docs/performance-gpu.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/grid.md", "docs/performance.md", "docs/performance-gpu.md"])
 def test_documents_show_the_results_that_are_in_the_repository(name):
     text = (ROOT / name).read_text()
     assert BLOCK.search(text)
