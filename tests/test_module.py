@@ -121,6 +121,15 @@ def test_learned_bandwidths_start_at_the_default_and_are_learned_per_head(rows, 
     assert_close(learned(rows), by_hand(learned, rows, rows, rows, bandwidth=taus), FORWARD[torch.float64])
 
 
+def test_parameters_that_were_made_without_memory_are_reset(device):
+    module = sortattn.KernelAttention(12, 3, "softmax", learn_bandwidth=True, device="meta").to_empty(device=device)
+    for parameter in module.parameters():
+        torch.nn.init.constant_(parameter, torch.nan)
+    module.reset_parameters()
+    assert all(parameter.isfinite().all() for parameter in module.parameters())
+    assert module.log_bandwidth.exp().tolist() == pytest.approx([4**0.25] * 3)
+
+
 def test_every_parameter_gets_a_gradient(rows, device):
     module = make(device, 12, 4, kv_heads=2, kernel="add_riesz", learn_bandwidth=True)
     module(rows).square().sum().backward()

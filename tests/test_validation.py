@@ -29,6 +29,22 @@ def true(*shape: int) -> torch.Tensor:
     return torch.ones(*shape, dtype=torch.bool)
 
 
+class Inverse(sortattn.Kernel):
+    """A kernel that no backend knows but by its definition."""
+
+    name, formula = "inverse", "1 / (1 + |q - k|_2^2)"
+
+    def gram(self, query, key, bandwidth):
+        return 1 / (1 + (torch.cdist(query, key) / bandwidth).square())
+
+
+class Halved(sortattn.PolynomialExponential):
+    """Another function under the name of its family."""
+
+    def univariate(self, difference):
+        return super().univariate(difference / 2)
+
+
 MASK = r"key_mask must be bool of shape \(B, N\) = \(2, 7\), or any shape that broadcasts to \(2, 4, 7\)"
 WRONG = {
     # kernels and backends
@@ -44,6 +60,17 @@ WRONG = {
         "kernel must be .* such as Spline.*, got the class Spline itself",
     ),
     "kernel_none": ({"kernel": None}, TypeError, "kernel must be a name or a Kernel, .* got NoneType"),
+    "kernel_of_a_user_tiled": (
+        {"kernel": Inverse(), "backend": "tiled"},
+        RuntimeError,
+        "backend 'tiled' cannot serve this call: tiled sums kernels by name, .*, not inverse; 'reference' sums any",
+    ),
+    "kernel_with_the_name_of_another": (
+        {"kernel": Halved([1.0])},
+        TypeError,
+        "Halved must have a name of its own, got 'polynomial_exponential', by which backends know PolynomialExp",
+    ),
+    "kernel_without_a_name": ({"kernel": sortattn.Kernel()}, TypeError, "a Kernel must have a name, .*; Kernel has no"),
     "unknown_backend": (
         {"backend": "cuda"},
         ValueError,
@@ -364,3 +391,27 @@ def test_a_mask_per_query_head_is_kept_apart_within_a_group():
     expected = sortattn.kernel_attention(query, *repeated, key_mask=mask, backend="reference")
     output = sortattn.kernel_attention(query, key, value, key_mask=mask, enable_gqa=True, backend="reference")
     torch.testing.assert_close(output, expected)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_kernel_of_a_user_is_what_its_definition_says(function):
+    inputs = arguments(kernel=Inverse())
+    assert torch.equal(function(**inputs), function(**inputs, backend="reference"))
+
+
+@pytest.mark.parametrize("backend", ["auto", "tiled"])
+@pytest.mark.parametrize("kernel", [*sortattn.KERNELS, "spline", "matern"])
+def test_the_default_device_is_no_matter(kernel, backend):
+    made = {
+        "spline": sortattn.Spline([-1.0, 0.0, 1.0], [0.0, 1.0, -1.0, 0.0]),
+        "matern": sortattn.PolynomialExponential([1.0, 1.0]),
+    }
+    inputs = arguments(kernel=made.get(kernel, kernel), backend=backend, is_causal=True)
+    wanted = sortattn.kernel_attention(**inputs)
+    with torch.device("meta"):
+        assert torch.equal(sortattn.kernel_attention(**inputs), wanted)
+
+
+@pytest.mark.parametrize("kernel", [*sortattn.KERNELS.values(), sortattn.Spline([0.0], [1.0, 2.0]), Inverse()])
+def test_tensors_on_meta_have_a_shape(kernel):
+    assert sortattn.kernel_attention(**arguments("meta", kernel=kernel)).shape == (2, 4, 5, 6)

@@ -294,8 +294,8 @@ def cheapest(problem: Problem, kernel: Kernel, normalised: bool, backends: tuple
     table = _costs(problem, kernel)
     able = [name for name in table if name in backends and _MODULES[name].why_not(problem, kernel, normalised) is None]
     costs = [table[name].estimate(*sizes) for name in able]
-    # not min with a key, which the compiler cannot follow
-    return able[costs.index(min(costs))]
+    # not min with a key, which the compiler cannot follow; a kernel that nobody else knows is left to its definition
+    return able[costs.index(min(costs))] if able else "reference"
 
 
 def _costs(problem: Problem, kernel: Kernel) -> dict[str, Cost]:

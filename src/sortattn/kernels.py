@@ -244,10 +244,19 @@ KERNELS: dict[str, Kernel] = {kind.name: kind() for kind in _ALL}
 """The paper's eleven kernels by name, in the order of its Table 1."""
 
 
+# those that every backend knows, by the names that operators carry
+_KINDS: dict[str, type[Kernel]] = {kind.name: kind for kind in (*_ALL, Spline, PolynomialExponential)}
+
+
+def known(kernel: Kernel) -> bool:
+    """Whether its name says all of it but its `parameters()`; others are what their methods say."""
+    return kernel.name in _KINDS
+
+
 def resolve(kernel: str | Kernel) -> Kernel:
     """The kernel of that name, or the kernel itself."""
     if isinstance(kernel, Kernel):
-        return kernel
+        return _named(kernel)
     if not isinstance(kernel, str):
         came = f"the class {kernel.__name__} itself" if isinstance(kernel, type) else type(kernel).__name__
         raise TypeError(f"kernel must be a name or a Kernel, such as Spline(nodes, slopes), got {came}")
@@ -256,6 +265,18 @@ def resolve(kernel: str | Kernel) -> Kernel:
         guess = f"; did you mean {alike[0]!r}?" if alike else ""
         raise ValueError(f"unknown kernel {kernel!r}, expected one of {', '.join(KERNELS)} or a Kernel object{guess}")
     return KERNELS[kernel]
+
+
+def _named(kernel: Kernel) -> Kernel:
+    """The kernel, if it has a name and not that of another."""
+    kind, name = type(kernel), getattr(kernel, "name", None)
+    if not isinstance(name, str):
+        raise TypeError(f"a Kernel must have a name, a string, as an attribute; {kind.__name__} has none")
+    if _KINDS.get(name, kind) is not kind:
+        raise TypeError(
+            f"{kind.__name__} must have a name of its own, got {name!r}, by which backends know {_KINDS[name].__name__}"
+        )
+    return kernel
 
 
 def rebuild(name: str, parameters: Tensor | None) -> Kernel:

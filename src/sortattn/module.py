@@ -1,5 +1,6 @@
 """`KernelAttention`, a drop-in for self- and cross-attention in the manner of `torch.nn.MultiheadAttention`."""
 
+import math
 from copy import copy
 
 import torch
@@ -82,18 +83,22 @@ class KernelAttention(nn.Module):
         start = self.kernel.default_bandwidth(self.head_dim) if bandwidth is None else positive(bandwidth)
         self.bandwidth = start
         if learn_bandwidth:
-            logarithm = torch.full((num_heads,), start, device=device, dtype=dtype).log()
-            self.log_bandwidth = nn.Parameter(logarithm)
+            self.log_bandwidth = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
         else:
             self.register_parameter("log_bandwidth", None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Xavier weights and zero biases, as `nn.MultiheadAttention` has them."""
+        """Xavier weights and zero biases, as `nn.MultiheadAttention` has them, and the bandwidth to begin with.
+
+        Coefficients of the kernel stay as they are: what they were is not known here.
+        """
         for projection in (self.query_proj, self.key_proj, self.value_proj, self.out_proj):
             nn.init.xavier_uniform_(projection.weight)
             if projection.bias is not None:
                 nn.init.zeros_(projection.bias)
+        if self.log_bandwidth is not None:
+            nn.init.constant_(self.log_bandwidth, math.log(self.bandwidth))
 
     def forward(
         self,

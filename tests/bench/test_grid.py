@@ -95,6 +95,7 @@ def test_what_it_hears_makes_the_output_of_the_attention(tmp_path):
         (["--nodes", "4"], "must name a whole number of nodes from 8 to 1024"),
         (["--activations", "."], "expected files NAME.pt"),
         (["--model", "somewhere"], "--model and --text need each other"),
+        (["--device", "cube"], "unknown device 'cube'"),
         (["--model", "a", "--text", "b", "--activations", "."], "expected --model or --activations, got both"),
     ],
 )
@@ -109,6 +110,9 @@ def test_files_that_hold_something_else_are_told(tmp_path, capsys):
     torch.save({"query": torch.zeros(1, 2, 3)}, tmp_path / "layer0.pt")
     assert main(["grid", "--activations", str(tmp_path), "--out", str(tmp_path)]) == 2
     assert "layer0.pt must hold a dict with query, key and value" in capsys.readouterr().err
+    (tmp_path / "layer0.pt").write_text("no tensors")
+    assert main(["grid", "--activations", str(tmp_path), "--out", str(tmp_path)]) == 2
+    assert "layer0.pt cannot be read as tensors saved by torch.save" in capsys.readouterr().err
 
 
 def test_the_committed_rows_show_what_the_document_says():

@@ -5,6 +5,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from ..errors import CommandError
 from ..kernels import KERNELS
 from ..table import render
 from ..validation import make_problem
+from .command import usable_device
 from .machine import Measured, now, this_machine
 
 Inputs = tuple[Tensor, Tensor, Tensor]
@@ -104,7 +106,10 @@ def activations(folder: Path) -> Iterator[tuple[str, Inputs]]:
     if not paths:
         raise CommandError(f"expected files NAME.pt with query, key and value in {folder}, found none")
     for path in paths:
-        parts = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            parts = torch.load(path, map_location="cpu", weights_only=True)
+        except (OSError, EOFError, RuntimeError, UnpicklingError) as error:
+            raise CommandError(f"{path} cannot be read as tensors saved by torch.save: {error}") from error
         if not isinstance(parts, dict) or not {"query", "key", "value"} <= set(parts):
             raise CommandError(f"{path} must hold a dict with query, key and value")
         yield path.stem, tuple(parts[name].float() for name in ("query", "key", "value"))
@@ -175,6 +180,7 @@ def _check(options: Namespace) -> None:
     """CommandError for a kernel or a number of nodes that the grid refuses, and for options that do not fit."""
     if (options.model is None) != (options.text is None):
         raise CommandError("--model and --text need each other")
+    usable_device(options.device)
     if options.model and options.activations:
         raise CommandError("expected --model or --activations, got both")
     example = torch.zeros(1, 1, 1)

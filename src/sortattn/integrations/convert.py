@@ -84,9 +84,12 @@ def _rows(bandwidth: Bandwidth, kernel: str, modules: list[nn.Module]) -> list[T
             torch.full((count,), KERNELS[kernel].default_bandwidth(_head_dim(module)))
             for module, count in zip(modules, counts, strict=True)
         ]
-    given = torch.as_tensor(bandwidth, dtype=torch.float32).detach()
-    if not bool((given > 0).all()):
-        raise ValueError(f"bandwidth must be positive, got {given.tolist()}")
+    try:
+        given = torch.as_tensor(bandwidth, dtype=torch.float32).detach()
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"bandwidth must be numbers or a tensor, got {bandwidth!r}") from None
+    if not bool(((given > 0) & (given < torch.inf)).all()):
+        raise ValueError(f"bandwidth must be positive and finite, got {given.tolist()}")
     shape = (len(modules), counts[0])
     fits = given.dim() == 0 or (len(set(counts)) == 1 and given.shape in (shape, shape[1:]))
     if not fits:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ..cuda.constants import kept
-from ..kernels import KERNELS, Kernel, PolynomialExponential, SidedKernel, Spline, rebuild
+from ..kernels import KERNELS, Kernel, SidedKernel, known, rebuild
 from ..normalise import poisoned, reciprocal, through_quotient
 from ..validation import Problem
 from .batching import fold, refuse_coefficients, unfold
@@ -46,8 +46,7 @@ _WORKSPACE = 64 << 20
 
 def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
     """Why this cannot serve the call, or None if it can."""
-    known = kernel.name in KERNELS or isinstance(kernel, (Spline, PolynomialExponential))
-    if isinstance(kernel, SidedKernel) and not known:
+    if isinstance(kernel, SidedKernel) and not known(kernel):
         return f"causal sums are those of kernels by name, Spline and PolynomialExponential, not {kernel.name}"
     return by_sorting.why_not(problem, kernel, normalised)
 
@@ -64,8 +63,8 @@ def kernel_sum(problem: Problem, kernel: SidedKernel) -> Tensor:
 
 def chunks(inputs: Inputs, length: int, backward: bool) -> tuple[int, int]:
     """How many levels there are for so many queries, and the keys of a chunk."""
-    known, on_gpu = inputs.kernel in KERNELS, inputs.query.is_cuda
-    if known:
+    by_name, on_gpu = inputs.kernel in KERNELS, inputs.query.is_cuda
+    if by_name:
         most = _SHORT if on_gpu and backward else _CHUNK
     else:
         most = _SHORT // 2 if on_gpu else _SMALL

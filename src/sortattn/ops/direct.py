@@ -8,8 +8,10 @@ from torch.autograd import forward_ad
 
 
 def plain(*tensors: Tensor | None) -> bool:
-    """Whether a call with these tensors is an ordinary eager one: not compiled, traced, mapped or recorded."""
-    return eager() and all(part is None or type(part) in (Tensor, torch.nn.Parameter) for part in tensors)
+    """Whether a call with these tensors is an ordinary eager one: not compiled, traced, mapped, recorded or on meta."""
+    return eager() and all(
+        part is None or (type(part) in (Tensor, torch.nn.Parameter) and not part.is_meta) for part in tensors
+    )
 
 
 def eager() -> bool:

@@ -6,7 +6,7 @@ of our own, where there is one, and else block by block through the dense formul
 
 from torch import Tensor
 
-from ...kernels import ExponentialKernel, Kernel
+from ...kernels import ExponentialKernel, Kernel, known
 from ...normalise import poisoned
 from ...validation import Problem
 from ..parameters import parameters_at
@@ -15,7 +15,9 @@ from .api import tiled_sum_directly
 
 
 def why_not(problem: Problem, kernel: Kernel, normalised: bool) -> str | None:
-    """Blocks serve every call."""
+    """Why this cannot serve the call, or None if it can."""
+    if not known(kernel):
+        return f"tiled sums kernels by name, Spline and PolynomialExponential, not {kernel.name}; 'reference' sums any"
     return None
 
 

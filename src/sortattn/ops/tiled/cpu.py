@@ -152,9 +152,9 @@ def _arguments(inputs: Inputs, query: Tensor, key: Tensor, value: Tensor, lanes:
 def _form(inputs: Inputs) -> Tensor:
     """The numbers of a kernel made by the user as cpu_forms.py has them, in float64; none of others."""
     if inputs.parameters is None:
-        return torch.empty(0)
+        return torch.empty(0, device="cpu")
     parameters = inputs.parameters.detach().to(torch.float64)
     if inputs.kernel == Spline.name:
         return torch.cat(Spline.pieces(parameters))
-    rises = parameters[1:] * torch.arange(1, len(parameters), dtype=parameters.dtype)
+    rises = parameters[1:] * torch.arange(1, len(parameters), dtype=parameters.dtype, device="cpu")
     return torch.cat([parameters, torch.nn.functional.pad(rises, (0, 1)) - parameters])
