@@ -11,7 +11,7 @@ from .cases import CASES, Shape, assert_close, cotangent, draw, leaves
 from .definition import FORWARD, GRADIENT, check, define
 
 pytestmark = pytest.mark.usefixtures("cpu_only")
-NAMES = ("add_riesz", "add_laplace", "add_bump", "laplace", "riesz")
+NAMES = ("add_riesz", "add_laplace", "add_bump", "gauss", "laplace", "riesz")
 every_kernel = pytest.mark.parametrize("name", NAMES)
 # with two made by the user
 every_kind = pytest.mark.parametrize("name", [*NAMES, "spline_jumps", "matern52"])
@@ -150,3 +150,14 @@ def test_ties_and_the_edge_of_a_bump_have_the_mean_of_both_slopes(name):
     )
     for one, other in zip(found, wanted, strict=True):
         assert_close(one, other, GRADIENT[torch.float32], scale=1.0)
+
+
+@pytest.mark.parametrize("far", [1e2, 1e4, 1e6], ids=lambda far: f"far{far:g}")
+def test_gauss_keeps_its_digits_where_keys_are_far_from_their_mean(far):
+    # as inner products scores would lose digits by the square of these distances
+    query, key, value = draw(Shape((2,), 100, 256, 8, 4), torch.float32)
+    key[0, 3] = far
+    side = torch.arange(256) % 2 == 0
+    key[1, side], query[1, :50] = key[1, side] + far, query[1, :50] + far
+    wanted = sortattn.kernel_attention(query.double(), key.double(), value.double(), "gauss", backend="reference")
+    assert_close(sortattn.kernel_attention(query, key, value, "gauss"), wanted, FORWARD[torch.float32])

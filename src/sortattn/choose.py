@@ -93,6 +93,10 @@ _COSTS: dict[str, dict[str, dict[str, Cost]]] = {
             "reference": Cost(call=4.2e5, pair=1.1),
             "tiled": Cost(call=1.9e5, pair=0.0175, product=0.0117),
         },
+        "gauss": {
+            "reference": Cost(call=4.2e5, pair=1.1),
+            "tiled": Cost(call=1.9e5, pair=0.0155, product=0.0105),
+        },
         "sdpa": {
             "reference": Cost(call=1.7e5, pair=0.04, product=0.04),
             "tiled": Cost(call=1.6e5, pair=0.016, product=0.016),

@@ -1,7 +1,7 @@
 """Exact and quadratic, but never an M x N matrix: blocks of queries against blocks of keys, forward and backward.
 
-`softmax` and `gauss` are torch's own attention where it can serve them. All else is summed on CUDA devices by a kernel
-of our own, where there is one, and else block by block through the dense formula.
+`softmax`, and on GPUs `gauss`, are torch's own attention where it can serve them. All else is summed by kernels of our
+own, on CUDA devices and on the CPU, where there is one, and else block by block through the dense formula.
 """
 
 from torch import Tensor

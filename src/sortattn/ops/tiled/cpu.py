@@ -1,4 +1,4 @@
-"""Kernels of distances that are no softmax, summed on the CPU by compiled loops over tiles of pairs.
+"""Kernels of distances, summed on the CPU by compiled loops over tiles of pairs.
 
 Results do not depend on the number of threads: how sums are cut into tasks follows from the sizes alone.
 """
@@ -22,6 +22,7 @@ _NUMBERS = {
     "riesz": 4,
     Spline.name: 5,
     PolynomialExponential.name: 6,
+    "gauss": 7,
 }
 _BLOCK = 64
 # channels that are multiplied together; fewer are filled up with zeros

@@ -8,6 +8,7 @@ With `t = sum_d a(q_d - k_d)`:
     add_bump         max(0, tau - |u|)      t / tau
     laplace          |u|                    exp(-t / tau)
     riesz            u^2                    (|q|_2 + |k|_2 - sqrt(t)) / tau + eps
+    gauss            u^2                    exp(-t / (2 tau^2))
     made by the user, see cpu_forms.py      t
 
 Differences are those of the coordinates as they were given: an offset costs no digits, and ties are ties. With `o` in
@@ -37,7 +38,9 @@ from ...cpu.simd import (
 )
 
 # kernels by their number, which the compiler knows
-ADD_RIESZ, ADD_LAPLACE, ADD_BUMP, LAPLACE, RIESZ, SPLINE, POLYNOMIAL_EXPONENTIAL = range(7)
+ADD_RIESZ, ADD_LAPLACE, ADD_BUMP, LAPLACE, RIESZ, SPLINE, POLYNOMIAL_EXPONENTIAL, GAUSS = range(8)
+# of whose logarithms the sums are
+LIFTED = (LAPLACE, GAUSS)
 # queries that are taken together, and keys of a block
 QUERIES, KEYS = 4, 64
 ALL = Constant(KEYS)
@@ -130,7 +133,7 @@ def _add(kernel, scalar, keys, reach, total):
     """`total` plus a(u) of one query's coordinate and some keys' ones, in one dimension."""
     number = value_of(kernel)
     distance = splat(scalar, KEY_LANES) - keys
-    if number == RIESZ:
+    if number in (RIESZ, GAUSS):
         return total + distance * distance
     if number == ADD_BUMP:
         return total + larger(splat(reach, KEY_LANES) - absolute(distance), splat(type(reach)(0), KEY_LANES))
@@ -207,7 +210,7 @@ def multiply(tiles, place, rows, channels, block):
 
 @compiled
 def finish(kernel, block, rate, constant, rows, columns):
-    """Make sums of a(u) what is said above, but for the exponential of `laplace`; rows and columns are the norms."""
+    """Make sums of a(u) what is said above, but for exponentials of them; rows and columns are the norms."""
     number = value_of(kernel)
     if number in (ADD_LAPLACE, SPLINE, POLYNOMIAL_EXPONENTIAL):
         return
@@ -220,7 +223,9 @@ def finish(kernel, block, rate, constant, rows, columns):
                 # the norms first: where the signs of query and key differ, nothing is left of their sum
                 entry = ((at(rows, i) + at(columns, n)) - entry) * rate + constant
             else:
-                entry = -entry * rate if number == LAPLACE else entry * rate
+                entry = -entry * rate if number in LIFTED else entry * rate
+            if number == GAUSS:
+                entry = entry * rate / 2
             put(block, i * KEYS + n, entry)
 
 

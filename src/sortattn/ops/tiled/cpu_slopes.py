@@ -36,8 +36,9 @@ from .cpu_pairs import (
     ADD_BUMP,
     ADD_LAPLACE,
     ADD_RIESZ,
+    GAUSS,
     KEYS,
-    LAPLACE,
+    LIFTED,
     POLYNOMIAL_EXPONENTIAL,
     QUERIES,
     RIESZ,
@@ -70,7 +71,7 @@ def _slope(kernel, query, rising, falling, key, key_rising, key_falling, reach, 
     """`weight a'(q - k)`; of `add_bump` and exponentials minus that (over the rate), of `riesz` half of it."""
     distance = query - key
     pull = splat(weight, DIM_LANES)
-    if value_of(kernel) == RIESZ:
+    if value_of(kernel) in (RIESZ, GAUSS):
         return distance * pull
     if value_of(kernel) == ADD_BUMP:
         pull = heaviside(splat(reach, DIM_LANES) - absolute(distance), pull)
@@ -177,11 +178,13 @@ def _weigh(kernel, block, pairs, products, rate):
     number = value_of(kernel)
     for place in range(QUERIES * KEYS):
         weight = at(products, place) * -rate
-        if number == LAPLACE:
+        if number in LIFTED:
             weight *= at(block, place)
         elif number == RIESZ:
             distance = np.sqrt(at(pairs, place))
             weight = weight / distance if distance > 0.0 else block.dtype.type(0.0)
+        if number == GAUSS:
+            weight *= rate
         put(products, place, weight)
 
 
@@ -228,7 +231,7 @@ def _differentiate_head(
     by_row, by_column = np.zeros(rows, np.float64), np.zeros(count_keys, np.float64)
     constant = query.dtype.type(constant)
     reach, rate = query.dtype.type(bandwidth), query.dtype.type(1.0 / bandwidth)
-    nothing = query.dtype.type(-np.inf if value_of(kernel) == LAPLACE else 0.0)
+    nothing = query.dtype.type(-np.inf if value_of(kernel) in LIFTED else 0.0)
     values, grads = aligned(channels * KEYS, query), tiles_of(grad)
     pairs, products = aligned(QUERIES * KEYS, query), aligned(QUERIES * KEYS, query)
     line, powers = aligned(max(width, KEYS), query), aligned(max(width, KEYS), query)
@@ -265,7 +268,7 @@ def _differentiate_head(
             if not whole or fewest < KEYS:
                 hide(block, limits, weights, nothing)
                 hide(products, limits, weights, query.dtype.type(0.0))
-            if value_of(kernel) == LAPLACE:
+            if value_of(kernel) in LIFTED:
                 for i in range(min(QUERIES, rows - m)):
                     exponentials(block, i, shift[m + i] if shift.shape[0] else query.dtype.type(0.0))
                 # of a query that is missing there is nothing

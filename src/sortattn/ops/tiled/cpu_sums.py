@@ -6,7 +6,7 @@ from ...cpu.compiled import compiled, digest, entry
 from ...cpu.exponential import exp
 from ...cpu.simd import aligned, at, load, multiply_add, store, value_of, zeros
 from .cpu_blocks import bring_keys, bring_norms, fill, make_points, make_room, set_limits
-from .cpu_pairs import KEYS, LAPLACE, QUERIES, exponentials, finish, hide, total_of
+from .cpu_pairs import KEYS, LIFTED, QUERIES, exponentials, finish, hide, total_of
 
 
 @compiled
@@ -69,7 +69,7 @@ def _sum_head(
     values, out = value.reshape(value.size), sums.reshape(sums.size)
     channels = value.shape[1]
     lifted = shift.shape[0] > 0
-    nothing = query.dtype.type(-np.inf if value_of(kernel) == LAPLACE else 0.0)
+    nothing = query.dtype.type(-np.inf if value_of(kernel) in LIFTED else 0.0)
     for first in range(0, columns, KEYS):
         count = min(KEYS, columns - first)
         brought, whole = False, False
@@ -89,7 +89,7 @@ def _sum_head(
             finish(kernel, block, rate, constant, rows, norms)
             if not whole or fewest < KEYS:
                 hide(block, limits, weights, nothing)
-            if value_of(kernel) == LAPLACE:
+            if value_of(kernel) in LIFTED:
                 if lifted:
                     _lift(block, m, stop, shift, total, sums)
                 else:

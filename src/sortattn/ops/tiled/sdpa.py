@@ -1,4 +1,4 @@
-"""`softmax` and `gauss` through torch's own attention, `gauss` with more dimensions: `q' = [q, 1]`,
+"""`softmax`, and on GPUs `gauss`, through torch's own attention, `gauss` with more dimensions: `q' = [q, 1]`,
 `k' = [k, -|k|^2 / 2]`, as the query's norm cancels.
 
 In 16 bits the tensors go there as they are and the bandwidth as torch's scale, so that nothing is rounded twice but the
@@ -23,7 +23,9 @@ def serves(problem: Problem, kernel: Kernel) -> bool:
     """Whether torch's attention can compute this."""
     # it aligns its causal mask at the start, knows no heads one behind the other, and takes no other mask beside it
     square = problem.group == 1 and problem.query.shape[1] == problem.key.shape[1]
-    return isinstance(kernel, (Softmax, Gauss)) and (not problem.causal or (square and problem.weight is None))
+    # on the CPU squares of differences take no longer, and keep their digits however far from their mean keys are
+    known = isinstance(kernel, Softmax) or (isinstance(kernel, Gauss) and problem.query.device.type != "cpu")
+    return known and (not problem.causal or (square and problem.weight is None))
 
 
 def takes_16_bits(kernel: Kernel, query: Tensor, bandwidth: object) -> bool:
