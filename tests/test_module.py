@@ -225,7 +225,10 @@ def test_without_biases_there_are_none(device):
 
 def test_its_text_says_what_it_is(device):
     text = str(sortattn.KernelAttention(12, 4, kernel="add_bump", kv_heads=2, device=device))
-    assert "12, num_heads=4, kv_heads=2, kernel='add_bump'" in text
+    assert "(12, num_heads=4, kv_heads=2, kernel='add_bump', bandwidth=1.5" in text.replace("\n  ", "")
+    options = {"learn_bandwidth": True, "is_causal": True, "backend": "sorted"}
+    text = str(sortattn.KernelAttention(12, 4, **options, device=device))
+    assert "bandwidth=0.5, learn_bandwidth=True, is_causal=True, backend='sorted'" in text
 
 
 def test_training_lowers_the_loss(device):
@@ -264,6 +267,11 @@ def test_training_lowers_the_loss(device):
 def test_wrong_sizes_are_told(arguments, message):
     with pytest.raises(ValueError, match=message):
         sortattn.KernelAttention(**arguments)
+
+
+def test_what_is_neither_true_nor_false_is_told():
+    with pytest.raises(TypeError, match="is_causal must be True or False, got str"):
+        sortattn.KernelAttention(8, 2, is_causal="no")
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,7 @@ WRONG = {
     # flags
     "causal_text": ({"is_causal": "no"}, TypeError, "is_causal must be True or False, got str"),
     "causal_tensor": ({"is_causal": true(1)}, TypeError, "is_causal must be True or False, got Tensor"),
+    "causal_numpy": ({"is_causal": np.True_}, TypeError, r"is_causal must be True or False, got numpy\.bool"),
     "group_number": ({"enable_gqa": 2}, TypeError, "enable_gqa must be True or False, got int"),
     # grouped queries
     "group_no_multiple": (

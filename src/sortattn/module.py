@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from .attention import kernel_attention
 from .choose import named
 from .kernels import Kernel, positive, resolve
+from .validation import check_flag
 
 
 class KernelAttention(nn.Module):
@@ -73,6 +74,7 @@ class KernelAttention(nn.Module):
         if backend != "auto":
             # an unknown one is told here, not in the first call
             named(backend)
+        check_flag("is_causal", is_causal)
         self.is_causal, self.backend = is_causal, backend
         options = {"bias": bias, "device": device, "dtype": dtype}
         shared = kv_heads * self.head_dim
@@ -140,4 +142,8 @@ class KernelAttention(nn.Module):
     def extra_repr(self) -> str:
         """What `print` shows of the module."""
         grouped = f", kv_heads={self.kv_heads}" if self.kv_heads != self.num_heads else ""
-        return f"{self.embed_dim}, num_heads={self.num_heads}{grouped}, kernel={self.kernel.name!r}"
+        learned = ", learn_bandwidth=True" if self.log_bandwidth is not None else ""
+        causal = ", is_causal=True" if self.is_causal else ""
+        chosen = f", backend={self.backend!r}" if self.backend != "auto" else ""
+        kernel = f"kernel={self.kernel.name!r}, bandwidth={self.bandwidth:g}"
+        return f"{self.embed_dim}, num_heads={self.num_heads}{grouped}, {kernel}{learned}{causal}{chosen}"

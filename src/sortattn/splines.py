@@ -133,7 +133,7 @@ class Spline(SidedKernel):
         def piece(index):
             return values[index] + slopes[index] * (difference - anchors[index])
 
-        at, past = (torch.bucketize(difference.detach(), nodes, right=side) for side in (False, True))
+        at, past = (torch.bucketize(difference.detach().contiguous(), nodes, right=side) for side in (False, True))
         return (piece(at) + piece(past)) / 2
 
     def terms(self):

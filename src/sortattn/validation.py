@@ -85,9 +85,8 @@ def make_problem(
 ) -> Problem:
     """Check a call against the contract and flatten it; `native` leaves tensors of 16 bits as they are."""
     _check_tensors(query, key, value)
-    for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
-        if not isinstance(flag, (bool, torch.SymBool)):
-            raise TypeError(f"{name} must be True or False, got {type(flag).__name__}")
+    check_flag("is_causal", is_causal)
+    check_flag("enable_gqa", enable_gqa)
     threads.settle()
     query, key, value = autocast(query, key, value)
     _check_match(query, key, value)
@@ -126,6 +125,14 @@ def make_problem(
         narrow = bandwidth if group == 1 else bandwidth.expand(*leading[:-1], 1)
         bandwidth = narrow.expand(shared).reshape(problems, 1, 1)
     return Problem(query, key, value, weight, bandwidth, is_causal, group, leading, dtype)
+
+
+def check_flag(name: str, flag: object) -> None:
+    """TypeError if it is neither True nor False."""
+    if not isinstance(flag, (bool, torch.SymBool)):
+        kind = type(flag)
+        came = kind.__name__ if kind.__module__ in ("builtins", "torch") else f"{kind.__module__}.{kind.__name__}"
+        raise TypeError(f"{name} must be True or False, got {came}")
 
 
 def _flat(tensor: Tensor, leading: tuple[int, ...], problems: int, rows: int) -> Tensor:
