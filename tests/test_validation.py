@@ -213,6 +213,11 @@ WRONG = {
     # bandwidths
     "bandwidth_zero": ({"bandwidth": 0.0}, ValueError, "bandwidth must be positive, got 0.0"),
     "bandwidth_negative": ({"bandwidth": -1}, ValueError, "bandwidth must be positive, got -1"),
+    "bandwidth_that_is_zero_in_float32": (
+        {"bandwidth": torch.tensor(1e-60, dtype=torch.float64)},
+        ValueError,
+        r"bandwidth must be positive, got 1e-60, for sums in torch\.float32",
+    ),
     "bandwidth_nan": ({"bandwidth": float("nan")}, ValueError, "bandwidth must be positive, got nan"),
     "bandwidth_infinite": ({"bandwidth": float("inf")}, ValueError, "bandwidth must be finite, got inf"),
     "bandwidth_of_a_head": (

@@ -238,8 +238,11 @@ def _check_bandwidth(
                 f"{leading} (shape (H,) gives one per head), got shape {tuple(bandwidth.shape)}"
             )
         # a look at a GPU would wait for it; a NaN makes its own head NaN, as one in the inputs does
-        if bandwidth.device.type == "cpu" and plain(bandwidth) and bool((bandwidth <= 0).any()):
-            raise ValueError(f"bandwidth must be positive, got {bandwidth.tolist()}")
+        if bandwidth.device.type == "cpu" and plain(bandwidth):
+            # of float64 numbers some are zero where they are used
+            used = bandwidth.detach().to(working_type(query.dtype))
+            if bool((used <= 0).any()):
+                raise ValueError(f"bandwidth must be positive, got {bandwidth.tolist()}, for sums in {used.dtype}")
         return bandwidth
     return positive(bandwidth, "a number, a tensor or None")
 
