@@ -8,6 +8,8 @@ table of sided terms (`add_riesz`, `add_laplace`, `add_bump`, and the families o
 
 import difflib
 from dataclasses import replace
+from inspect import getattr_static
+from types import FunctionType
 from typing import ClassVar
 
 import torch
@@ -268,15 +270,23 @@ def resolve(kernel: str | Kernel) -> Kernel:
 
 
 def _named(kernel: Kernel) -> Kernel:
-    """The kernel, if it has a name and not that of another."""
+    """The kernel, if it has a name and is what is known by that name."""
     kind, name = type(kernel), getattr(kernel, "name", None)
     if not isinstance(name, str):
         raise TypeError(f"a Kernel must have a name, a string, as an attribute; {kind.__name__} has none")
-    if _KINDS.get(name, kind) is not kind:
+    known_as = _KINDS.get(name, kind)
+    if kind is not known_as and (not isinstance(kernel, known_as) or _changes(kind, known_as)):
         raise TypeError(
-            f"{kind.__name__} must have a name of its own, got {name!r}, by which backends know {_KINDS[name].__name__}"
+            f"{kind.__name__} must have a name of its own, got {name!r}, by which backends know {known_as.__name__}"
         )
     return kernel
+
+
+def _changes(kind: type[Kernel], parent: type[Kernel]) -> bool:
+    """Whether a class has methods of its own in place of its parent's."""
+    younger = kind.__mro__[: kind.__mro__.index(parent)]
+    names = {name for each in younger for name in vars(each) if not name.startswith("__")}
+    return any(isinstance(getattr_static(parent, name, None), (FunctionType, property)) for name in names)
 
 
 def rebuild(name: str, parameters: Tensor | None) -> Kernel:

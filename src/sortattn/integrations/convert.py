@@ -88,8 +88,10 @@ def _rows(bandwidth: Bandwidth, kernel: str, modules: list[nn.Module]) -> list[T
         given = torch.as_tensor(bandwidth, dtype=torch.float32).detach()
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"bandwidth must be numbers or a tensor, got {bandwidth!r}") from None
-    if not bool(((given > 0) & (given < torch.inf)).all()):
-        raise ValueError(f"bandwidth must be positive and finite, got {given.tolist()}")
+    if not bool((given > 0).all()):
+        raise ValueError(f"bandwidth must be positive, got {given.tolist()}")
+    if not bool(given.isfinite().all()):
+        raise ValueError(f"bandwidth must be finite, got {given.tolist()}")
     shape = (len(modules), counts[0])
     fits = given.dim() == 0 or (len(set(counts)) == 1 and given.shape in (shape, shape[1:]))
     if not fits:
