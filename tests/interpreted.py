@@ -212,7 +212,7 @@ def marched(name, dtype, dims, count):
     stand_ins = {"serves": lambda *_: True, "direct": direct, "processors": lambda _: 2 * each, "CHUNKS": {kind: 64}}
     with mock.patch.multiple(gpu_march, **stand_ins), mock.patch.object(gpu_finish, "direct", direct):
         found = gpu_causal_api._forward(*inputs, nothing, *rest)
-        assert launched == [((each, 2), 512), ((2 * each, 1), 384), ((3, 3), 64)]
+        assert launched == [((each, 2), 512), ((3, 2), 64), ((2 * each, 1), 384), ((3, 1), 64)]
         spoilt = gpu_causal_api._forward(*inputs[:2], broken, nothing, *rest)[0]
     grid = Grid(found[2], found[3], tau, Layout(count, dtype), formula(kernel, tau.device))
     phi = kernel_matrix(grid, torch.zeros(3, dtype=torch.int32))[..., :count, :count].double()

@@ -152,4 +152,5 @@ def test_kernels_of_calls_that_march_compile(dtype, name, seen, monkeypatch):
     }
     # of twelve blocks eight are a wave, and the others are cut in two
     chunk = march.CHUNKS[name.removeprefix("add_")]
-    assert launched == [((4, 2), 512), ((8, 1), 384), ((256 // chunk, 3), chunk)]
+    chunks = 256 // chunk
+    assert launched == [((4, 2), 512), ((chunks, 2), chunk), ((8, 1), 384), ((chunks, 1), chunk)]

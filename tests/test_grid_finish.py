@@ -75,10 +75,13 @@ def finished(
     out, weights = torch.empty(HEADS, length, 64, dtype=dtype), torch.empty(HEADS, length)
     kernel = finish.kernel_of(dims, PADDED, chunk, dtype == torch.bfloat16, kind)
     raised = [torch.tensor(heads, dtype=torch.int32) for heads in (flags, others)]
-    EmulatedKernel(kernel.source, kernel.entry, kernel.defines, "warpgroup.h")(
-        (-(-length // chunk), HEADS), chunk, query, key, value, nodes, tau, sums, totals, unscale, power, *raised,
-        out, weights, 1, 2, length, COUNT, int(normalise), EPSILON,
-    )  # fmt: skip
+    emulated = EmulatedKernel(kernel.source, kernel.entry, kernel.defines, "warpgroup.h")
+    for first, heads, each, own in ((0, 1, 2, slice(2)), (1, 2, 4, slice(2, None))):
+        emulated(
+            (-(-length // chunk), heads), chunk, query, key, value, nodes, tau,
+            *(part[own].clone() for part in (sums, totals, unscale)), power, *raised,
+            out, weights, first, each, length, COUNT, int(normalise), EPSILON,
+        )  # fmt: skip
     values = value if power is None else value / power[:, None, None]
     wanted, wanted_weights = by_definition(query, key, values, tau, chunk, kind)
     # in every half of the channels those of a thread stand together

@@ -59,7 +59,7 @@ def marched(kind, padded, tables, chunk, length, dims, short=False, offset=0.0, 
     EmulatedKernel(found.source, found.entry, found.defines, "warpgroup.h")(
         (units, 1), 128 * (tables + 2),
         places, key, rows, padding, stats, torch.tensor([TAU[kind]]), None, largest, None,
-        out, totals, unscale, 0, 0, length, dims, count, 1e-3,
+        out, totals, unscale, 0, length, dims, count, 1e-3,
     )  # fmt: skip
     # in every half of the channels those of a thread stand together
     sums = out.double().view(units, length, 2, 4, 4, 2).transpose(3, 4).reshape(units, length, 64)

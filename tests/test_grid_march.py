@@ -1,5 +1,8 @@
 """Causal calls whose tables stay in registers: the kernel for Hopper, compiled, emulated, and on a GPU that has it."""
 
+import importlib
+import pkgutil
+
 import pytest
 import torch
 
@@ -8,10 +11,12 @@ import sortattn
 from .cases import Shape, draw, relative_error
 from .emulation.emulator import AVAILABLE, EmulatedKernel
 from .nvrtc import machine_code
+from .test_cuda_memory import Meter
 
 pytest.importorskip("triton")
 
-from sortattn.ops.grid.gpu import causal, launch, march, record
+from sortattn.ops.grid import gpu
+from sortattn.ops.grid.gpu import causal, finish, launch, march, record
 from sortattn.ops.grid.gpu.formula import formula
 from sortattn.ops.grid.gpu.grid import Grid
 from sortattn.ops.grid.gpu.language import STATS
@@ -56,7 +61,7 @@ def marched(padded, tables, chunk, length, dims, size_of_values=1.0, power=None)
     EmulatedKernel(found.source, found.entry, found.defines, "warpgroup.h")(
         (units, 1), 128 * (tables + 2),
         query, key, rows, nodes, stats, tau, starts, largest, None if power is None else torch.tensor([power]),
-        out, totals, unscale, 0, 0, length, dims, count, 1e-3,
+        out, totals, unscale, 0, length, dims, count, 1e-3,
     )  # fmt: skip
     # in every half of the channels those of a thread stand together
     sums = out.double().view(units, length, 2, 4, 4, 2).transpose(3, 4).reshape(units, length, 64)
@@ -154,19 +159,54 @@ def test_a_last_wave_of_few_blocks_has_smaller_ones(problems, each):
 
 
 @pytest.mark.parametrize("padded", [32, 64])
-@pytest.mark.parametrize("dims", [16, 48, 64])
-def test_rounds_have_all_heads_once_and_fit_into_memory(dims, padded, monkeypatch):
+@pytest.mark.parametrize("dims", [16, 48, 64, 128])
+def test_waves_have_all_heads_once_and_take_no_more_than_the_inputs(dims, padded):
+    each = dims * padded // 512
+    for problems in range(1, 200):
+        # bytes for a point
+        inputs = problems * 2 * (2 * dims + 64)
+        turns = list(march.waves(problems, each, 132, inputs // 132))
+        assert [n for first, heads, _ in turns for n in range(first, first + heads)] == list(range(problems))
+        blocks = [heads * each * 2 // tables for _, heads, tables in turns]
+        assert all(number * 132 <= inputs or number <= 132 for number in blocks)
+        # as many full waves as with all heads at a time, but for what whole heads leave of each
+        assert sum(-(-number // 132) for number in blocks) <= -(-problems // (132 // each)) + (problems * each > 132)
+
+
+class Nothing:
+    """In place of a kernel."""
+
+    def __getitem__(self, programs):
+        return self
+
+    def __call__(self, *arguments, **options):
+        return None
+
+
+@pytest.mark.parametrize("length", [4096, 16_384])
+@pytest.mark.parametrize("count", [32, 64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["add_riesz", "add_laplace", "add_bump"])
+def test_a_call_takes_no_more_than_twice_its_inputs_and_the_output(name, dtype, count, length, monkeypatch):
+    for part in pkgutil.iter_modules(gpu.__path__):
+        step = importlib.import_module(f"{gpu.__name__}.{part.name}")
+        for kernel in [part for part in dir(step) if part.endswith("_kernel")]:
+            monkeypatch.setattr(step, kernel, Nothing())
+        if hasattr(step, "FAST"):
+            monkeypatch.setattr(step, "FAST", True)
+    for step in (march, finish):
+        monkeypatch.setattr(step, "direct", lambda kernel, known: Nothing())
+    monkeypatch.setattr(march, "here", lambda device: True)
     monkeypatch.setattr(march, "processors", lambda device: 132)
-    nodes = torch.zeros(1, dims, padded)
-    kernel = formula(sortattn.kernels.resolve("add_bump"), nodes.device)
-    grid = Grid(nodes, nodes, torch.ones(1), Layout(padded, torch.float16), kernel)
-    for heads in range(1, 100):
-        inputs = torch.empty(heads, 131_072, 2 * dims + 64, dtype=torch.float16, device="meta")
-        most = max(1 << 30, inputs.nbytes)
-        parts = list(causal.rounds(heads, lambda some: march.workspace(grid, some, 131_072), inputs))
-        assert [n for part in parts for n in range(part.start, part.stop)] == list(range(heads))
-        if len(parts) < heads:
-            assert all(march.workspace(grid, part.stop - part.start, 131_072) <= most for part in parts)
+    # memory that nobody touches
+    query, key, value = (torch.empty(48, length, 64, dtype=dtype) for _ in range(3))
+    kernel = formula(sortattn.kernels.resolve(name), query.device)
+    with Meter(query, key, value) as meter:
+        found = causal.forward(query, key, value, None, torch.ones(48), kernel, count, 1, True)
+    inputs, output = 3 * value.nbytes, found.out.nbytes
+    # nodes and what is known of them do not grow with the length
+    tables = found.grid.nodes.nbytes + found.grid.stats.nbytes
+    assert output + inputs // 2 < meter.most < output + 2 * inputs + 2 * tables
 
 
 def test_its_launches_are_part_of_recorded_calls():

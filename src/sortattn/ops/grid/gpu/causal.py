@@ -1,6 +1,6 @@
 """Sums of a causal call: what the keys before a chunk leave on the nodes, and the chunk's own keys exactly."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -67,16 +67,12 @@ def forward(
     out = empty(problems, rows, channels, dtype=value.dtype, device=value.device)
     totals = empty(problems, rows, device=query.device)
     if march.serves(grid, query, key, value, weight, group):
-        parts, alike = _parts(problems, lambda heads: march.workspace(grid, heads, rows), query, key, value)
-        for some in parts:
-            part = grid.some(some, alike)
-            queries, keys, values = (of_heads(one, some) for one in (query, key, value))
-            units = march.march(part, queries, keys, values)
-            output = Output(of_heads(out, some), of_heads(totals, some), flags.some(some), normalise)
-            finish(part, queries, keys, units, output, march.CHUNKS[kernel.kind])
+        output = Output(out, totals, flags, normalise)
+        for units in march.march(grid, query, key, value):
+            finish(grid, query, key, units, output, march.CHUNKS[kernel.kind])
         return Result(out, totals, grid, flags)
     phi = matrix(grid, phi_largest)
-    parts, alike = _parts(problems, lambda heads: heads * workspace(grid, value, rows), query, key, value)
+    parts, alike = _parts(problems, workspace(grid, value, rows), query, key, value)
     for some in parts:
         part = grid.some(some, alike)
         inputs = (query, key, value, weight, phi, phi_largest)
@@ -92,9 +88,9 @@ def forward(
     return Result(out, totals, grid, flags)
 
 
-def _parts(problems: int, taken: Callable[[int], int], *inputs: Tensor) -> tuple[list[slice], bool]:
+def _parts(problems: int, each: int, *inputs: Tensor) -> tuple[list[slice], bool]:
     """The rounds of a call, and whether they are of one size, and such that addresses are aligned as in the first."""
-    parts = list(rounds(problems, taken, *inputs))
+    parts = list(rounds(problems, each, *inputs))
     sizes = {some.stop - some.start for some in parts}
     return parts, len(sizes) == 1 and min(sizes) % 4 == 0
 
@@ -119,18 +115,12 @@ def workspace(grid: Grid, value: Tensor, rows: int) -> int:
     return grid.dims * (tables + 4 * (rows + seen) * (3 if grid.formula.exponential else 2))
 
 
-def rounds(problems: int, taken: Callable[[int], int], *inputs: Tensor) -> Iterator[slice]:
-    """Heads whose tables are made together, which are `taken(heads)` bytes."""
-    most = max(_WORKSPACE, sum(part.nbytes for part in inputs))
-
-    def fits(number: int) -> bool:
-        # the last round has fewer heads, which may take more, see `divided` in march.py
-        together = count_blocks(problems, number)
-        return max(taken(together), taken(problems % together or together)) <= most
-
-    fewest = next(filter(fits, range(1, problems)), problems)
+def rounds(problems: int, each: int, *inputs: Tensor) -> Iterator[slice]:
+    """Heads whose tables are made together, which are `each` bytes a head."""
+    most = max(1, max(_WORKSPACE, sum(part.nbytes for part in inputs)) // each)
+    fewest = count_blocks(problems, most)
     # of one size and aligned if a few rounds more make them so, see `forward`; else nearly of one size
-    even = (number for number in range(fewest, 2 * fewest) if problems % (4 * number) == 0 and fits(number))
+    even = (number for number in range(fewest, 2 * fewest) if problems % (4 * number) == 0)
     together = count_blocks(problems, next(even, fewest)) if problems else 1
     for first in range(0, problems, together):
         yield slice(first, min(first + together, problems))

@@ -51,7 +51,7 @@ def backward(
     by_value = torch.empty_like(value)
     counted = query.new_ones(problems, length, dtype=torch.float32) if weight is None else weight.float()
     each = 2 * workspace(grid, value, length)
-    for some in rounds(problems, lambda heads: heads * each, query, key, value):
+    for some in rounds(problems, each, query, key, value):
         part = grid.some(some)
         mask = None if weight is None else weight[some]
         queries, keys = locate(part, query[some]), locate(part, key[some], mask)

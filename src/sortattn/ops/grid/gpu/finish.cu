@@ -244,18 +244,19 @@ inline void close(Tile &tile, unsigned at, float *totals, long long m, long long
     }
 }
 
-// Of chunk x of head y: to `out (heads, length, 64)` and `totals (heads, length)` what the keys up to its own place
-// give a query, `queries` and `keys (heads, length, DIMS)`, `rows (heads, length, 64)`. The sums of earlier chunks are
-// in `sums (units, length, 64)`, times `unscale (units)`, and `parts (units, length)`; of head p in those from p `each`
-// on, from head `split` on in twice as many. Rows have been multiplied with `powers (heads)`, if it is there. Where
-// `flags` or `others (heads)` are raised the output is NaN.
+// Of chunk x of head `first` + y: to `out (heads, length, 64)` and `totals (heads, length)` what the keys up to its own
+// place give a query, `queries` and `keys (heads, length, DIMS)`, `rows (heads, length, 64)`. The sums of earlier
+// chunks are in `sums (units, length, 64)`, times `unscale (units)`, and `parts (units, length)`, those of this head in
+// the `each` units from y `each` on. Rows have been multiplied with `powers (heads)`, if it is there. Where `flags` or
+// `others (heads)` are raised the output is NaN.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     finish(const uint4 *queries, const uint4 *keys, const uint4 *rows, const float *nodes, const float *bandwidth,
            const uint4 *sums, const float *parts, const float *unscale, const float *powers, const int *flags,
-           const int *others, uint4 *out, float *totals, long long split, long long each, long long length,
+           const int *others, uint4 *out, float *totals, long long first, long long each, long long length,
            long long count, long long normalise, double epsilon) {
     // what was written last comes first: it may still be in the cache
-    long long head = gridDim.y - 1 - blockIdx.y, chunk = gridDim.x - 1 - blockIdx.x;
+    long long unit = (gridDim.y - 1 - blockIdx.y) * each, head = first + gridDim.y - 1 - blockIdx.y;
+    long long chunk = gridDim.x - 1 - blockIdx.x;
     long long start = head * length + chunk * CHUNK, left = length - chunk * CHUNK;
     Lane lane;
     constexpr int PIECES = DIMS / 8;
@@ -272,12 +273,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     wait_for_all_copies();
     __syncthreads();
     bool far_keys = scale.change_keys(lane);
-    Units units{sums,
-                parts,
-                unscale,
-                head < split ? head * each : (2 * head - split) * each,
-                head < split ? (head + 1) * each : (2 * head + 2 - split) * each,
-                length};
+    Units units{sums, parts, unscale, unit, unit + each, length};
     bool broken = flags[head] + others[head] > 0;
     float power = powers ? powers[head] : 1;
     int warp = of_warp(threadIdx.x / 32), room = ROOM + warp * 16 * ROW;

@@ -18,11 +18,11 @@ _SOURCE = Path(__file__).with_name("finish.cu")
 
 
 def finish(grid: Grid, query: Tensor, key: Tensor, units: Units, output: Output, chunk: int) -> None:
-    """To the output what keys give queries of their own `chunk`, and what the `units` have."""
-    problems, length, _ = key.shape
+    """To the output of the heads of these `units` what they have, and what keys give queries of their own `chunk`."""
+    length = key.shape[1]
     short, kind = query.dtype == torch.bfloat16, grid.formula.kind
     direct(kernel_of(grid.dims, grid.layout.padded, chunk, short, kind), grid.launches)(
-        (count_blocks(length, chunk), problems),
+        (count_blocks(length, chunk), units.heads),
         chunk,
         query,
         key,

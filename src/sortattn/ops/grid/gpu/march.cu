@@ -288,16 +288,16 @@ inline void bring(const Head &head, const float *starts, float scale) {
 
 // Of head `first` + y and the dimensions of block x: to `out (units, length, 64)`, times `unscale (units)`, what the
 // keys of all chunks before its own give a query of `queries (heads, dims, length)`, and to `totals (units, length)`
-// the sums of the weights. A unit is a block: `unit` is that of the first one. Rows have been multiplied with `powers
-// (heads)`, if it is there; what is said of them in `starts` and `largest` has not. Of add_riesz `keys (heads, dims,
-// length)` are places, as queries are, of others points as they came, `(heads, length, dims)`.
+// the sums of the weights. A unit is a block. Rows have been multiplied with `powers (heads)`, if it is there; what is
+// said of them in `starts` and `largest` has not. Of add_riesz `keys (heads, dims, length)` are places, as queries are,
+// of others points as they came, `(heads, length, dims)`.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     march(const short *queries, const short *keys, const unsigned short *rows, const float *nodes, const float *stats,
           const float *bandwidth, const float *starts, const float *largest, const float *powers, uint4 *out,
-          float *totals, float *unscale, long long first, long long unit, long long length, long long dims,
-          long long count, double epsilon) {
+          float *totals, float *unscale, long long first, long long length, long long dims, long long count,
+          double epsilon) {
     long long head_at = first + blockIdx.y, line = head_at * dims + blockIdx.x * DIMS;
-    unit += (long long)blockIdx.y * gridDim.x + blockIdx.x;
+    long long unit = (long long)blockIdx.y * gridDim.x + blockIdx.x;
     int chunks = (length + CHUNK - 1) / CHUNK, warp = threadIdx.x / 32;
     Head head{queries + line * length * (sizeof(Pair) / 4),
               keys + (KIND == RIESZ ? line * length : head_at * length * dims + blockIdx.x * DIMS),

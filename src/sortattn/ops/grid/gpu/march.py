@@ -1,6 +1,7 @@
 """Causal calls on Hopper, where tables never go to memory: launches of march.cu."""
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,8 @@ CHUNKS = {"riesz": 128, "bump": 64, "laplace": 128}
 CHANNELS = 64
 # rows of tables that four warps have in registers; bytes of eight rows in shared memory
 _ROWS, _EIGHT = 256, WIDE // 8 * 128
+# bytes that a unit has for a query
+_UNIT = 2 * CHANNELS + 4
 # as in kinds.cu
 KINDS = {"riesz": 0, "bump": 1, "laplace": 2}
 # bytes that are known of a node
@@ -34,11 +37,11 @@ _MOST = 227 << 10
 
 @dataclass(frozen=True)
 class Units:
-    """What the keys of earlier chunks give queries, in parts by blocks of dimensions.
+    """What the keys of earlier chunks give queries of `heads` heads from `first` on, in parts by blocks of dimensions.
 
-    `sums (units, N, C)` in float16, times `unscale (units)`; of every half of the channels those that are 8 apart stand
-    together. `totals (units, N)` are the sums of the weights. The first heads have `each` units, those from `first` on
-    twice as many. `rows` and `power` are those of `Starts`.
+    A head has `each` of them, one after the other: `sums (units, N, C)` in float16, times `unscale (units)`; of every
+    half of the channels those that are 8 apart stand together. `totals (units, N)` are the sums of the weights. `rows`
+    and `power`, of all heads, are those of `Starts`.
     """
 
     rows: Tensor
@@ -47,6 +50,7 @@ class Units:
     totals: Tensor
     unscale: Tensor
     first: int
+    heads: int
     each: int
 
 
@@ -68,8 +72,11 @@ def serves(grid: Grid, query: Tensor, key: Tensor, value: Tensor, weight: Tensor
     )
 
 
-def march(grid: Grid, query: Tensor, key: Tensor, rows: Tensor) -> Units:
-    """What the `rows (P, N, 64)` of the keys before its own chunk give every query."""
+def march(grid: Grid, query: Tensor, key: Tensor, rows: Tensor) -> Iterator[Units]:
+    """What the `rows (P, N, 64)` of the keys before its own chunk give every query, launch by launch.
+
+    The units of a launch lie where those of the one before did.
+    """
     problems, length, _ = rows.shape
     kind, padded = grid.formula.kind, grid.layout.padded
     riesz, short = kind == "riesz", key.dtype == torch.bfloat16
@@ -79,12 +86,14 @@ def march(grid: Grid, query: Tensor, key: Tensor, rows: Tensor) -> Units:
     chunk = CHUNKS[kind]
     starts = find_starts(grid, key, rows, chunk)
     lines = grid.dims * padded
-    each, first, number = _units(grid, problems, processors(rows.get_device()))
+    each = lines // (2 * _ROWS)
+    # as large as the inputs
+    most = problems * 2 * (2 * grid.dims + CHANNELS) // _UNIT
+    turns = list(waves(problems, each, processors(rows.get_device()), most))
+    number = max(heads * 2 * each // tables for _, heads, tables in turns)
     sums = empty(number, length, CHANNELS, dtype=torch.float16, device=rows.device)
     totals, unscale = (empty(number, *shape, device=rows.device) for shape in ((length,), ()))
-    for tables, start, heads in ((2, 0, first), (1, first, problems - first)):
-        if not heads:
-            continue
+    for first, heads, tables in turns:
         direct(kernel_of(padded, tables, chunk, kind, short and not riesz), grid.launches)(
             (lines // (tables * _ROWS), heads),
             128 * (tables + 2),
@@ -100,15 +109,14 @@ def march(grid: Grid, query: Tensor, key: Tensor, rows: Tensor) -> Units:
             sums,
             totals,
             unscale,
-            start,
-            start * each,
+            first,
             length,
             grid.dims,
             grid.layout.count,
             RIESZ_EPSILON,
             shared=shared_of(padded, tables, chunk, kind),
         )
-    return Units(starts.rows, starts.power, sums, totals, unscale, first, each)
+        yield Units(starts.rows, starts.power, sums, totals, unscale, first, heads, 2 * each // tables)
 
 
 def _place_type(kind: str) -> torch.dtype:
@@ -116,20 +124,22 @@ def _place_type(kind: str) -> torch.dtype:
     return torch.int32 if kind == "laplace" else torch.int16
 
 
-def workspace(grid: Grid, heads: int, length: int) -> int:
-    """Bytes of the units of some heads, of places, and of rows if they are not float16."""
-    rows = 0 if grid.layout.dtype == torch.float16 else 2 * CHANNELS
-    # of add_riesz those of keys too
-    places = grid.dims * _place_type(grid.formula.kind).itemsize * (2 if grid.formula.riesz else 1)
-    units = _units(grid, heads, processors(grid.nodes.get_device()))[2]
-    return length * (units * (2 * CHANNELS + 4) + heads * (places + rows))
+def waves(problems: int, each: int, processors: int, most: int) -> Iterator[tuple[int, int, int]]:
+    """Launches: the first head, how many there are, and how many groups of warps of a block have tables.
 
+    With two of these a head has `each` blocks. A launch has at most `most` of them, or one for every multiprocessor.
 
-def _units(grid: Grid, heads: int, processors: int) -> tuple[int, int, int]:
-    """How many units the first heads have, how many heads these are, and how many units there are in all."""
-    each = grid.dims * grid.layout.padded // (2 * _ROWS)
-    first = divided(heads, each, processors)
-    return each, first, (2 * heads - first) * each
+    >>> list(waves(48, 4, 132, 139)), list(waves(40, 8, 132, 139))
+    ([(0, 33, 2), (33, 15, 1)], [(0, 16, 2), (16, 16, 2), (32, 8, 1)])
+    """
+    together = max(1, max(1, most // processors) * processors // each)
+    for start in range(0, problems, together):
+        heads = min(together, problems - start)
+        first = divided(heads, each, processors)
+        if first:
+            yield start, first, 2
+        if first < heads:
+            yield start + first, heads - first, 1
 
 
 def divided(problems: int, each: int, processors: int) -> int:
