@@ -1,5 +1,6 @@
 """Kernels for the CPU are compiled once for all processes: a later one finds them on disk."""
 
+import os
 import subprocess
 import sys
 
@@ -46,3 +47,27 @@ print("torch._dynamo" in sys.modules)
 """
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert child.stdout.split() == ["False"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["sorted", "tiled"])
+def test_a_first_call_compiles_hardly_any_function_that_is_not_ours(backend, tmp_path):
+    """Of NumPy's and Python's, each of which takes as long as one of ours: arrays and slices had been half of them."""
+    code = f"""
+import torch, sortattn
+from numba.core import event
+class Listener(event.Listener):
+    others = []
+    def on_start(self, found): pass
+    def on_end(self, found): self.others.append(found.data["dispatcher"].py_func)
+event.register("numba:compile", Listener())
+query, key, value = torch.randn(3, 1, 2, 100, 16).unbind()
+sortattn.kernel_attention(query, key, value, "add_laplace", backend="{backend}")
+ours = [function for function in Listener.others if function.__module__.startswith("sortattn")]
+print(len(ours), *sorted({{function.__qualname__ for function in Listener.others if function not in ours}}))
+"""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "SORTATTN_CACHE": str(tmp_path)}
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    number, *others = child.stdout.split()
+    assert int(number) > 10
+    assert set(others) <= {"ol_min.<locals>.impl", "ol_max.<locals>.impl"}

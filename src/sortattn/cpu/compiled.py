@@ -5,9 +5,11 @@ from pathlib import Path
 
 from numba import njit
 
+from .parts import PartCompiler
+
 # wrappers by which Python and C would call a function take an eighth to a quarter of the time to compile
 _FOR_PYTHON = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
-_INTERNAL = {**_FOR_PYTHON, "no_cpython_wrapper": True}
+_INTERNAL = {**_FOR_PYTHON, "no_cpython_wrapper": True, "pipeline_class": PartCompiler}
 # part of an entry point: compiled with it, not kept by itself
 compiled = njit(**_INTERNAL)
 # part of a hot loop: a call would hand over every array in seven pieces
@@ -15,7 +17,7 @@ inlined = njit(**_INTERNAL, forceinline=True)
 entry = njit(**_FOR_PYTHON, cache=True)
 
 # what any entry point may be compiled with
-_SHARED = ("compiled", "exponential", "simd")
+_SHARED = ("compiled", "exponential", "memory", "parts", "simd")
 
 
 def digest(file: str, *modules: str) -> str:

@@ -1,4 +1,4 @@
-"""e^x in the walker's working precision."""
+"""e^x in the working precision, of a number or of a vector of them."""
 
 import math
 
@@ -6,30 +6,30 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from .compiled import compiled
-from .simd import float_from_bits
+from .compiled import inlined
+from .simd import FOUR, Vector, each_exp, floor, lane, larger, positive, power_of_two, smaller, splat, spread
 
 _LOG2E = np.float32(1.4426950408889634)
 # the logarithm of two in two parts, the first short enough that a multiple of it is exact
 _LN2_HIGH = np.float32(0.693359375)
 _LN2_LOW = np.float32(-2.12194440e-4)
+_FARTHEST = np.float32(87.0)
 
 
-@compiled
+@inlined
 def _exp32(x):
-    """e^x in float32 to about one unit in the last place, written so that LLVM vectorises it; zero below e^-87."""
-    bounded = min(max(x, np.float32(-87.0)), np.float32(87.0))
-    power = np.floor(bounded * _LOG2E + np.float32(0.5))
-    r = bounded - power * _LN2_HIGH - power * _LN2_LOW
-    p = np.float32(1.9875691500e-4)
-    p = p * r + np.float32(1.3981999507e-3)
-    p = p * r + np.float32(8.3334519073e-3)
-    p = p * r + np.float32(4.1665795894e-2)
-    p = p * r + np.float32(1.6666665459e-1)
-    p = p * r + np.float32(5.0000001201e-1)
-    p = p * r * r + r + np.float32(1.0)
-    scale = float_from_bits(np.int32((np.int32(power) + np.int32(127)) << np.int32(23)))
-    return p * scale if x > np.float32(-87.0) else np.float32(0.0)
+    """e^x of a float32 vector to about one unit in the last place; zero below e^-87, and where x is no number."""
+    bounded = smaller(larger(x, spread(-_FARTHEST, x)), spread(_FARTHEST, x))
+    power = floor(bounded * spread(_LOG2E, x) + spread(np.float32(0.5), x))
+    r = bounded - power * spread(_LN2_HIGH, x) - power * spread(_LN2_LOW, x)
+    p = spread(np.float32(1.9875691500e-4), x)
+    p = p * r + spread(np.float32(1.3981999507e-3), x)
+    p = p * r + spread(np.float32(8.3334519073e-3), x)
+    p = p * r + spread(np.float32(4.1665795894e-2), x)
+    p = p * r + spread(np.float32(1.6666665459e-1), x)
+    p = p * r + spread(np.float32(5.0000001201e-1), x)
+    p = p * r * r + r + spread(np.float32(1.0), x)
+    return positive(x + spread(_FARTHEST, x), p * power_of_two(power), spread(np.float32(0.0), x))
 
 
 def exp(x):
@@ -39,6 +39,8 @@ def exp(x):
 
 @overload(exp)
 def _exp_compiled(x):
+    if isinstance(x, Vector):
+        return (lambda x: _exp32(x)) if x.scalar == types.float32 else (lambda x: each_exp(x))
     if x == types.float32:
-        return lambda x: _exp32(x)
+        return lambda x: lane(_exp32(splat(x, FOUR)), 0)
     return lambda x: math.exp(x)

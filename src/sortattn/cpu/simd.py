@@ -7,12 +7,20 @@ the same code serves SSE, AVX2, AVX-512 and NEON. Vectors of one type add, subtr
 
 import operator
 
-import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.core.imputils import lower_constant
-from numba.extending import NativeValue, intrinsic, models, overload, register_model, typeof_impl, unbox
+from numba.extending import (
+    NativeValue,
+    intrinsic,
+    lower_builtin,
+    models,
+    register_model,
+    type_callable,
+    typeof_impl,
+    unbox,
+)
 
 
 class Constant:
@@ -48,15 +56,14 @@ def _lower_constant(context, builder, kind, constant):
     return context.get_dummy_value()
 
 
-def value_of(constant):
+@intrinsic
+def value_of(typing, constant):
     """The value of a Constant, known to the compiler."""
-    return constant.number
 
+    def emit(context, builder, signature, args):
+        return context.get_constant(types.intp, constant.number)
 
-@overload(value_of)
-def _value_of(constant):
-    value = constant.number
-    return lambda constant: value
+    return types.intp(constant), emit
 
 
 class Vector(types.Type):
@@ -105,14 +112,6 @@ def _suffix(kind, vector):
 
 
 # memory
-
-
-@njit(nogil=True)
-def aligned(count, like):
-    """`count` zeros of the type of `like` from the beginning of a cache line on, which vectors then do not straddle."""
-    room = np.zeros(count + 64 // like.itemsize, like.dtype)
-    first = -room.ctypes.data % 64 // like.itemsize
-    return room[first : first + count]
 
 
 @intrinsic
@@ -334,23 +333,14 @@ def multiply_add(typing, scalar, vector, total):
     return vector(vector.scalar, vector, vector), emit
 
 
-def _binary(instruction):
-    @intrinsic
-    def combine(typing, left, right):
-        def emit(context, builder, signature, args):
-            return getattr(builder, instruction)(*args)
+def _register(symbol, instruction):
+    @type_callable(symbol)
+    def _type(context):
+        return lambda left, right: left if isinstance(left, Vector) and left == right else None
 
-        return left(left, right), emit
-
-    return combine
-
-
-def _register(symbol, combine):
-    @overload(symbol)
-    def _vectors(left, right):
-        if isinstance(left, Vector) and left == right:
-            return lambda left, right: combine(left, right)
-        return None
+    @lower_builtin(symbol, Vector, Vector)
+    def _emit(context, builder, signature, args):
+        return getattr(builder, instruction)(*args)
 
 
 for _symbol, _instruction in (
@@ -359,16 +349,47 @@ for _symbol, _instruction in (
     (operator.mul, "fmul"),
     (operator.truediv, "fdiv"),
 ):
-    _register(_symbol, _binary(_instruction))
+    _register(_symbol, _instruction)
 
 
 @intrinsic
-def absolute(typing, vector):
-    """Every lane without its sign."""
+def spread(typing, scalar, vector):
+    """`scalar` in every lane of a vector like this one."""
+
+    def emit(context, builder, signature, args):
+        return _splat(builder, args[0], context.get_value_type(vector))
+
+    return vector(vector.scalar, vector), emit
+
+
+def _lane_by_lane(name, text):
+    @intrinsic
+    def apply(typing, vector):
+        def emit(context, builder, signature, args):
+            kind = context.get_value_type(vector)
+            return _call(builder, f"llvm.{name}.{_suffix(kind, vector)}", kind, list(args))
+
+        return vector(vector), emit
+
+    apply.__doc__ = text
+    return apply
+
+
+absolute = _lane_by_lane("fabs", "Every lane without its sign.")
+floor = _lane_by_lane("floor", "The largest whole numbers that are not above the lanes.")
+each_exp = _lane_by_lane("exp", "e^x of every lane, one after the other, by the library of C.")
+
+
+@intrinsic
+def power_of_two(typing, vector):
+    """2 to the power of every lane of a float32 vector; lanes are whole numbers from -126 to 127."""
 
     def emit(context, builder, signature, args):
         kind = context.get_value_type(vector)
-        return _call(builder, f"llvm.fabs.{_suffix(kind, vector)}", kind, list(args))
+        bits = ir.VectorType(ir.IntType(32), vector.width)
+        bias, place = (ir.Constant(bits, [number] * vector.width) for number in (127, 23))
+        power = builder.add(builder.fptosi(args[0], bits), bias)
+        return builder.bitcast(builder.shl(power, place), kind)
 
     return vector(vector), emit
 

@@ -3,8 +3,9 @@
 import numpy as np
 
 from ...cpu.compiled import compiled, digest, entry
-from ...cpu.simd import SPARE, aligned, at, put, value_of
-from .events import make_events
+from ...cpu.memory import empty, zeroed
+from ...cpu.simd import SPARE, at, put, value_of
+from .events import make_events, ones
 from .halves import begin_half, make_halves, sum_positive, sum_rows, zeros_of
 from .moments import make_sums
 from .plan import Decays, Plan, fill_decays, make_plan, plan_groups, plan_tiles
@@ -42,8 +43,9 @@ def _load_line(line, order, start, stop, negated, points, sorted_order):
             put(points, i, -at(line, stop - 1 - i))
             put(sorted_order, i, at(order, stop - 1 - i))
     else:
-        points[:count] = line[start:stop]
-        sorted_order[:count] = order[start:stop]
+        for i in range(count):
+            put(points, i, at(line, start + i))
+            put(sorted_order, i, at(order, start + i))
     points[count : count + SPARE] = np.inf
     sorted_order[count : count + SPARE] = 0
     return count
@@ -83,9 +85,9 @@ def _entries(version: str):
         version  # noqa: B018
         count = points.shape[0]
         # the padding keeps columns of a power of two from falling into the same cache sets
-        columns = np.empty((COLUMNS, count + COLUMNS), points.dtype)
-        line = np.empty(count, points.dtype)
-        pairs, spare = np.empty((2, count), np.uint64)
+        columns = empty((COLUMNS, count + COLUMNS), points)
+        line = empty(count, points)
+        pairs, spare = empty(count, np.uint64), empty(count, np.uint64)
         for first in range(start, stop, COLUMNS):
             width = min(stop - first, COLUMNS)
             transpose_columns(points, first, width, columns)
@@ -107,29 +109,33 @@ def _entries(version: str):
         version  # noqa: B018
         count, number = source_points.shape[0], target_points.shape[0]
         if unsorted and source_order.shape[0] == 0:
-            source_order, target_order = np.empty((COLUMNS, count), np.int32), np.empty((COLUMNS, number), np.int32)
+            source_order, target_order = empty((COLUMNS, count), np.int32), empty((COLUMNS, number), np.int32)
         powers, number_of_sums = value_of(depth), value_of(terms)
-        columns = np.empty((COLUMNS, max(count, number) + COLUMNS), rows.dtype)
-        source_lines = np.empty((COLUMNS, count + COLUMNS), rows.dtype)
-        target_lines = np.empty((COLUMNS, number + COLUMNS), rows.dtype)
-        points, order = np.full(count + SPARE, np.inf, rows.dtype), np.zeros(count + SPARE, np.int32)
-        spots, order_here = np.zeros(number + SPARE, rows.dtype), np.zeros(number + SPARE, np.int32)
-        pairs, spare = np.empty((2, max(count, number) if unsorted else 0), np.uint64)
+        columns = empty((COLUMNS, max(count, number) + COLUMNS), rows)
+        source_lines = empty((COLUMNS, count + COLUMNS), rows)
+        target_lines = empty((COLUMNS, number + COLUMNS), rows)
+        points, order = empty(count + SPARE, rows), zeroed(count + SPARE, np.int32)
+        points[:] = np.inf
+        spots, order_here = zeroed(number + SPARE, rows), zeroed(number + SPARE, np.int32)
+        room = max(count, number) if unsorted else 0
+        pairs, spare = empty(room, np.uint64), empty(room, np.uint64)
         decays = Decays(
-            np.ones(count + SPARE, rows.dtype),
-            np.ones(count + SPARE, rows.dtype),
-            np.ones(number + SPARE, rows.dtype),
-            np.ones(number + SPARE, rows.dtype),
+            ones(count + SPARE, rows),
+            ones(count + SPARE, rows),
+            ones(number + SPARE, rows),
+            ones(number + SPARE, rows),
         )
         # as many as there can be; what is not needed is never touched
         plan = make_plan(number, profile.nodes.shape[0], powers, number_of_sums > powers, value_of(lanes), rows)
         sums = make_sums(lanes, number_of_sums, rows)
         events = make_events(number_of_sums, ROOM, rows)
         halves = make_halves(lanes, depth, COLUMNS, rows)
-        ties = aligned(value_of(lanes), rows)
+        ties = zeroed(value_of(lanes), rows)
         folded = profile.folded != 0
         if folded:
-            sum_rows(lanes, rows, extra, np.arange(count), 0, count, halves.total, halves.total_extra)
+            for n in range(count):
+                order[n] = np.int32(n)
+            sum_rows(lanes, rows, extra, order, 0, count, halves.total, halves.total_extra)
         for first in range(start, stop, COLUMNS):
             width = min(stop - first, COLUMNS)
             last = first + width

@@ -8,12 +8,12 @@ from collections import namedtuple
 
 import numpy as np
 
-from ...cpu.compiled import compiled, inlined
+from ...cpu.compiled import inlined
+from ...cpu.memory import empty, zeroed
 from ...cpu.simd import (
     BATCH,
     FOUR,
     SPARE,
-    aligned,
     at,
     cycle,
     heaviside,
@@ -37,16 +37,24 @@ FOLD = 128
 Events = namedtuple("Events", "near_indices near far_indices far own stride")
 
 
-@compiled
+@inlined
+def ones(count, like):
+    """So many ones of the type of `like`."""
+    made = empty(count, like)
+    made[:] = 1.0
+    return made
+
+
+@inlined
 def make_events(terms, room, like):
     """Room for that many events, and for what is computed together with the last of them."""
     stride = room + SPARE
     return Events(
-        aligned(stride, np.empty(0, np.int32)),
-        aligned(4 * stride, like),
-        aligned(stride, np.empty(0, np.int32)),
-        aligned(terms * stride, like),
-        np.ones(FOLD + SPARE, like.dtype),
+        zeroed(stride, np.int32),
+        zeroed(4 * stride, like),
+        zeroed(stride, np.int32),
+        zeroed(terms * stride, like),
+        ones(FOLD + SPARE, like),
         stride,
     )
 
@@ -114,7 +122,7 @@ def weigh_far(depth, points, start, stop, origin, above, shares, j, decay, skipp
             store(weights, first + power * stride + n - start, weight)
 
 
-@compiled
+@inlined
 def list_tile(
     depth, terms, points, order, source_low, source_high, spots, target_low, target_high, start, stop, origin, group,
     nodes, below, above, shares, removed, starts, nears, near_stops, far_stops, near_indices, near, far_indices, far,

@@ -9,7 +9,8 @@ from collections import namedtuple
 import numpy as np
 
 from ...cpu.compiled import compiled
-from ...cpu.simd import aligned, at, load, multiply_add, store, value_of, widen, zeros
+from ...cpu.memory import empty, zeroed
+from ...cpu.simd import at, load, multiply_add, splat, store, value_of, widen, zeros
 
 # rows that are summed in the working precision before float64 takes over
 _BLOCK = 32
@@ -29,15 +30,15 @@ def make_halves(lanes, depth, columns, real):
     """Room for the sums of that many columns; `real` is an array of the working precision."""
     width, powers = value_of(lanes), value_of(depth)
     return Halves(
-        aligned(width, np.empty(0)),
-        np.zeros(1),
-        aligned(columns * width, np.empty(0)),
-        np.zeros(columns),
-        aligned(width, np.empty(0)),
-        np.zeros(1),
-        aligned(powers * width, np.empty(0)),
-        np.zeros(powers),
-        np.empty(4 * _BLOCK, real.dtype),
+        zeroed(width, np.float64),
+        zeroed(1, np.float64),
+        zeroed(columns * width, np.float64),
+        zeroed(columns, np.float64),
+        zeroed(width, np.float64),
+        zeroed(1, np.float64),
+        zeroed(powers * width, np.float64),
+        zeroed(powers, np.float64),
+        empty(4 * _BLOCK, real),
     )
 
 
@@ -103,13 +104,13 @@ def _sum_side(lanes, rows, scalars, order, zero, beyond, d, negative, halves):
     if stop - start <= max(_FEW, count // _PART):
         sum_rows(lanes, rows, scalars, order, start, stop, side, extra)
         return
-    positive = halves.positive[d * width : (d + 1) * width]
+    positive = load(halves.positive, d * width, lanes)
     if negative:
         sum_rows(lanes, rows, scalars, order, zero, beyond, side, extra)
-        side[:] = halves.total - side - positive
+        store(side, 0, load(halves.total, 0, lanes) - load(side, 0, lanes) - positive)
         extra[0] = halves.total_extra[0] - extra[0] - halves.positive_extra[d]
     else:
-        side[:] = positive
+        store(side, 0, positive)
         extra[0] = halves.positive_extra[d]
 
 
@@ -120,13 +121,27 @@ def begin_half(lanes, depth, rows, scalars, order, zero, beyond, d, negative, pr
     _sum_side(lanes, rows, scalars, order, zero, beyond, d, negative, halves)
     for k in range(powers):
         share = -profile.coefficients[k]
-        halves.initial[k * width : (k + 1) * width] = share * halves.side
+        store(halves.initial, k * width, splat(share, lanes) * load(halves.side, 0, lanes))
         halves.initial_extra[k] = share * halves.side_extra[0]
-    halves.initial[:width] += profile.constant * halves.total
+    constant = splat(profile.constant, lanes) * load(halves.total, 0, lanes)
+    store(halves.initial, 0, load(halves.initial, 0, lanes) + constant)
     halves.initial_extra[0] += profile.constant * halves.total_extra[0]
 
 
 @compiled
 def zeros_of(line, count):
     """Where the zeros of a sorted line begin and end."""
-    return np.searchsorted(line[:count], 0.0, side="left"), np.searchsorted(line[:count], 0.0, side="right")
+    return _passed(line, count, False), _passed(line, count, True)
+
+
+@compiled
+def _passed(line, count, beyond):
+    """How many of the sorted points are below zero, or not `beyond` it."""
+    start, stop = 0, count
+    while start < stop:
+        middle = (start + stop) // 2
+        if line[middle] < 0.0 or (beyond and line[middle] == 0.0):
+            start = middle + 1
+        else:
+            stop = middle
+    return start

@@ -10,30 +10,31 @@ from collections import namedtuple
 
 import numpy as np
 
-from ...cpu.compiled import compiled, inlined
+from ...cpu.compiled import inlined
 from ...cpu.exponential import exp
-from ...cpu.simd import aligned, at, load, multiply_add, narrow, put, store, value_of, widen, zeros
+from ...cpu.memory import zeroed
+from ...cpu.simd import BATCH, SPARE, at, load, multiply_add, narrow, splat, store, value_of, widen, zeros
 from .events import FOLD, list_far, weigh_far
 
 # sums of far sources, flat, a row for each power on each side; the extras go with them
 Sums = namedtuple("Sums", "moments extras local local_extra base base_extra")
 
 
-@compiled
+@inlined
 def make_sums(lanes, terms, real):
     """Empty Sums of `terms` rows; `real` is an array of the working precision."""
     width = value_of(lanes)
     return Sums(
-        aligned(terms * width, np.empty(0)),
-        np.zeros(terms),
-        aligned(terms * width, real),
-        np.zeros(terms, real.dtype),
-        aligned(terms * width, real),
-        np.zeros(terms, real.dtype),
+        zeroed(terms * width, np.float64),
+        zeroed(terms, np.float64),
+        zeroed(terms * width, real),
+        zeroed(terms, real),
+        zeroed(terms * width, real),
+        zeroed(terms, real),
     )
 
 
-@compiled
+@inlined
 def shift(lanes, depth, moments, extras, distance, rate, pascal):
     """Move the origin by `distance >= 0` towards the targets: `y` becomes `y + distance`."""
     width, powers = value_of(lanes), value_of(depth)
@@ -51,7 +52,7 @@ def shift(lanes, depth, moments, extras, distance, rate, pascal):
         extras[k] = extra
 
 
-@compiled
+@inlined
 def fold(lanes, terms, moments, extras, local, local_extra, base, base_extra):
     """Move what was summed in the working precision to the moments in float64, and round those."""
     width = value_of(lanes)
@@ -92,7 +93,7 @@ def sum_far(lanes, terms, rows, scalars, indices, start, stop, weights, stride, 
         local_extra[k] = first_extra
 
 
-@compiled
+@inlined
 def absorb(
     lanes, depth, rows, scalars, points, order, start, stop, origin, above, rate, shares, j, decays, indices, far, own,
     stride, moments, extras, local, local_extra, base, base_extra,
@@ -101,15 +102,15 @@ def absorb(
 
     Their exponentials are `decays`, or None for those that have to be computed.
     """
-    real = rows.dtype.type
     while start < stop:
         count = min(stop - start, FOLD)
         list_far(order, start, start + count, indices, 0)
         if decays is None:
             if rate != 0.0:
-                growth = rate if above else -rate
-                for i in range(count):
-                    put(own, i, exp(real(growth * (origin - np.float64(at(points, start + i))))))
+                growth = splat(rate if above else -rate, BATCH)
+                for i in range(0, count, SPARE):
+                    distance = splat(origin, BATCH) - widen(load(points, start + i, BATCH))
+                    store(own, i, exp(narrow(growth * distance, own)))
             weigh_far(depth, points, start, start + count, origin, above, shares, j, own, start, far, 0, stride)
         else:
             weigh_far(depth, points, start, start + count, origin, above, shares, j, decays, 0, far, 0, stride)

@@ -5,9 +5,10 @@ from collections import namedtuple
 
 import numpy as np
 
-from ...cpu.compiled import compiled
+from ...cpu.compiled import inlined
 from ...cpu.exponential import exp
-from ...cpu.simd import SCAN, SPARE, at, count_below, count_up_to, put
+from ...cpu.memory import empty
+from ...cpu.simd import BATCH, SCAN, SPARE, at, count_below, count_up_to, load, narrow, put, splat, store, widen
 
 # targets of a tile
 TILE = 64
@@ -28,17 +29,24 @@ REACH = 3.0
 Decays = namedtuple("Decays", "source_low source_high target_low target_high")
 
 
-@compiled
+@inlined
 def make_plan(number, families, powers, two_sided, width, real):
     """Room for the plan of as many targets, in the worst case of as many tiles."""
     rows = number * powers if two_sided else 0
-    starts, nears = np.empty((2, number * families), np.int32)
-    tiles, groups, near_stops, far_stops = np.empty((4, number + 1), np.int32)
-    top, top_extra = np.empty(rows * width, real.dtype), np.empty(rows, real.dtype)
-    return Plan(tiles, groups, 0, starts, nears, near_stops, far_stops, top, top_extra)
+    return Plan(
+        empty(number + 1, np.int32),
+        empty(number + 1, np.int32),
+        0,
+        empty(number * families, np.int32),
+        empty(number * families, np.int32),
+        empty(number + 1, np.int32),
+        empty(number + 1, np.int32),
+        empty(rows * width, real),
+        empty(rows, real),
+    )
 
 
-@compiled
+@inlined
 def first_from(points, n, place):
     """The first of the sorted points from `n` on that is not below `place`."""
     # sixteen at a time and without a branch for each: how many lie between two targets cannot be predicted
@@ -49,7 +57,7 @@ def first_from(points, n, place):
             return n
 
 
-@compiled
+@inlined
 def first_beyond(points, n, place):
     """The first of the sorted points from `n` on that lies beyond `place`."""
     while True:
@@ -59,7 +67,7 @@ def first_beyond(points, n, place):
             return n
 
 
-@compiled
+@inlined
 def plan_tiles(points, number, sources, count, span, folded, tiles, groups):
     """Cut sorted targets into tiles of about TILE that span at most `span`, and those into groups of four.
 
@@ -94,7 +102,7 @@ def plan_tiles(points, number, sources, count, span, folded, tiles, groups):
     return tile
 
 
-@compiled
+@inlined
 def plan_groups(sources, targets, nodes, tiles, groups, number, starts, nears):
     """Find the sources that each group of targets lies among, see Plan; returns how many a tile has at most."""
     families = nodes.shape[0]
@@ -120,19 +128,17 @@ def plan_groups(sources, targets, nodes, tiles, groups, number, starts, nears):
     return most
 
 
-@compiled
+@inlined
 def _fill_exponentials(points, start, stop, origin, rate, product, low, high):
     """`e^(rate (x - origin))` for points `start ... stop - 1`, and some behind them, and `product` divided by it."""
-    real = low.dtype.type
     for first in range(start, stop, SPARE):
-        # a number of steps that the compiler knows: no loop for the rest
-        for i in range(first, first + SPARE):
-            decay = exp(real(rate * (np.float64(at(points, i)) - origin)))
-            put(low, i, decay)
-            put(high, i, product / decay)
+        distance = widen(load(points, first, BATCH)) - splat(origin, BATCH)
+        decay = exp(narrow(splat(rate, BATCH) * distance, low))
+        store(low, first, decay)
+        store(high, first, splat(product, BATCH) / decay)
 
 
-@compiled
+@inlined
 def fill_decays(points, targets, rate, tiles, number, source_low, source_high, target_low, target_high):
     """Exponentials of all sources and targets relative to the two ends of the tile they are in, see Decays.
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from ...cpu.compiled import compiled
+from ...cpu.memory import seen_as, zeroed
 from ...cpu.simd import at, float_from_bits, put
 
 # the radix sort: four passes over few bins cost less than three over many, which do not stay in the first-level cache
@@ -46,9 +47,10 @@ def sort_column(values, pairs, spare, order, ordered):
     """
     count = order.shape[0]
     if count <= _FEW:
-        order[:] = np.arange(count)
+        for n in range(count):
+            order[n] = np.int32(n)
         _insertion_sort(values, order, ordered, count * count)
-    elif not _lattice_sort(values, pairs.view(np.uint32), spare.view(np.uint32), order, ordered):
+    elif not _lattice_sort(values, seen_as(pairs, np.uint32), seen_as(spare, np.uint32), order, ordered):
         _radix_sort(values, pairs, spare, order, ordered)
 
 
@@ -65,7 +67,7 @@ def _lattice_sort(values, cells, half, order, ordered):
         return False
     for n in range(count):
         cells[n] = np.uint32(np.int32((values[n] - least) * scale))
-    low, high = np.zeros((2, _DIGITS), np.uint32)
+    low, high = zeroed(_DIGITS, np.uint32), zeroed(_DIGITS, np.uint32)
     for n in range(count):
         low[cells[n] & np.uint32(_DIGITS - 1)] += np.uint32(1)
         high[cells[n] >> np.uint32(_DIGIT)] += np.uint32(1)
@@ -110,7 +112,7 @@ def _insertion_sort(values, order, ordered, patience):
 @compiled
 def _extremes(values, count):
     """The smallest and the largest value, found among integers: for those the compiler makes vectors of the loop."""
-    bits = values.view(np.int32)
+    bits = seen_as(values, np.int32)
     least, most = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
     for n in range(count):
         key = np.int32(bits[n] ^ ((bits[n] >> np.int32(31)) & np.int32(0x7FFFFFFF)))
@@ -140,14 +142,14 @@ def _radix_sort(values, pairs, spare, order, ordered):
     Patterns are taken relative to the smallest, so points that share an exponent need fewer passes.
     """
     count = order.shape[0]
-    bits = values.view(np.uint32)
+    bits = seen_as(values, np.uint32)
     smallest = np.uint32(0xFFFFFFFF)
     for n in range(count):
         # a float's bits sort as an unsigned integer once negative ones are flipped whole and others in the sign
         pattern = bits[n] ^ (np.uint32(np.int32(bits[n]) >> 31) | _TOP)
         pairs[n] = np.uint64(pattern)
         smallest = min(smallest, pattern)
-    histogram = np.zeros((_PASSES, _BINS), np.uint32)
+    histogram = zeroed((_PASSES, _BINS), np.uint32)
     for n in range(count):
         key = pairs[n] - np.uint64(smallest)
         pairs[n] = (key << np.uint64(32)) | np.uint64(n)

@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from ...cpu.compiled import compiled
+from ...cpu.compiled import inlined
 from ...cpu.simd import load, store, value_of
 from .moments import absorb, fold, shift
 from .plan import first_beyond
 
 
-@compiled
+@inlined
 def sweep_from_top(lanes, depth, sources, targets, profile, decays, plan, events, sums):
     """`plan.top[tile]`: the sums of all sources that are not below a tile, by powers of the distance to its end."""
     width, powers = value_of(lanes), value_of(depth)

@@ -28,6 +28,7 @@ from collections import namedtuple
 import numpy as np
 
 from ...cpu.compiled import compiled
+from ...cpu.memory import zeroed
 from ...cpu.simd import (
     FOUR,
     SPARE,
@@ -78,7 +79,7 @@ Profile = namedtuple(
 def _sum_ties(lanes, rows, scalars, points, order, count, start, row):
     """Sum the rows of all sources that equal source `start` into `row`; returns the sum of their extra scalars."""
     width = value_of(lanes)
-    moments = np.zeros(width)
+    moments = zeroed(width, np.float64)
     extra = 0.0
     n = start
     while n < count and points[n] == points[start]:

@@ -4,8 +4,9 @@ from collections import namedtuple
 
 import numpy as np
 
-from ...cpu.compiled import compiled
-from ...cpu.simd import aligned, put, value_of
+from ...cpu.compiled import inlined
+from ...cpu.memory import empty, zeroed
+from ...cpu.simd import put, value_of
 from .cpu_forms import add_up_polynomial, add_up_spline
 from .cpu_pairs import (
     ADD_LAPLACE,
@@ -28,49 +29,56 @@ from .cpu_pairs import (
 # tile of queries the rows, and how many keys of the block each sees; the numbers of their pairs.
 Room = namedtuple("Room", "keys rising falling columns weights rows limits block")
 # The points of a head: tiles of queries, or of their two powers; the powers of queries `(2, M, D)` and of keys
-# `(2, N, D)`, none but for exponentials; the dimensions in which products of powers would overflow; the norms of
-# queries and of keys, if any.
-Points = namedtuple("Points", "tiles rising falling of_queries of_keys far row column")
+# `(2, N, D)`, none but for exponentials; the dimensions in which products of powers would overflow, and ones for these
+# among zeros; the norms of queries and of keys, if any.
+Points = namedtuple("Points", "tiles rising falling of_queries of_keys far apart row column")
 
 
-@compiled
+@inlined
 def make_room(dims, like):
     """Room for one block and one tile, of the type of `like`."""
     return Room(
-        aligned(dims * KEYS, like),
-        aligned(dims * KEYS, like),
-        aligned(dims * KEYS, like),
-        aligned(KEYS, like),
-        aligned(KEYS, like),
-        aligned(QUERIES, like),
-        np.zeros(QUERIES, np.int64),
-        aligned(QUERIES * KEYS, like),
+        zeroed(dims * KEYS, like),
+        zeroed(dims * KEYS, like),
+        zeroed(dims * KEYS, like),
+        zeroed(KEYS, like),
+        zeroed(KEYS, like),
+        zeroed(QUERIES, like),
+        zeroed(QUERIES, np.int64),
+        zeroed(QUERIES * KEYS, like),
     )
 
 
-@compiled
+@inlined
 def make_points(kernel, query, key, rate):
     """What is made of `query (M, D)` and `key (N, D)` once for all blocks; the rate is one over the bandwidth."""
     dims = query.shape[1]
     exponential = value_of(kernel) == ADD_LAPLACE
-    low, high = np.full(dims, np.inf, query.dtype), np.full(dims, -np.inf, query.dtype)
+    low, high = empty(dims, query), empty(dims, query)
+    low[:] = np.inf
+    high[:] = -np.inf
     if exponential:
         extremes(query, low, high)
         extremes(key, low, high)
-    middle = (low.astype(np.float64) + high.astype(np.float64)) * 0.5
-    apart = np.zeros(dims, np.bool_)
+    middle, apart, far, number = empty(dims, np.float64), zeroed(dims, query), empty(dims, np.int64), 0
     for d in range(dims):
+        least, most = np.float64(low[d]), np.float64(high[d])
+        middle[d] = (least + most) * 0.5
         # so, too, of infinities, and where the rate is one
-        apart[d] = exponential and not (np.float64(high[d]) - np.float64(low[d])) * rate <= REACH
-    far = np.nonzero(apart)[0]
+        if exponential and not (most - least) * rate <= REACH:
+            apart[d] = 1.0
+            far[number] = d
+            number += 1
+    far = far[:number]
     of_queries = powers(query if exponential else query[:0], middle, rate, apart)
     of_keys = powers(key if exponential else key[:0], middle, rate, apart)
     tiles = tiles_of(query[:0] if exponential and far.shape[0] == 0 else query)
     rising, falling = tiles_of(of_queries[0]), tiles_of(of_queries[1])
-    return Points(tiles, rising, falling, of_queries, of_keys, far, norms_of(kernel, query), norms_of(kernel, key))
+    norms = norms_of(kernel, query), norms_of(kernel, key)
+    return Points(tiles, rising, falling, of_queries, of_keys, far, apart, *norms)
 
 
-@compiled
+@inlined
 def bring_keys(key, points, weight, start, count, room):
     """Make a block of the keys from `start` on, which are `count`; returns whether all queries may see all of them."""
     if points.of_keys.shape[1]:
@@ -88,17 +96,17 @@ def bring_keys(key, points, weight, start, count, room):
     return whole
 
 
-@compiled
+@inlined
 def fill(
-    kernel, tiles, rising, falling, far, place, keys, keys_rising, keys_falling, dims, reach, rate, form, line, powers,
+    kernel, tiles, rising, falling, far, place, keys, keys_rising, keys_falling, dims, reach, rate, form,
     block,
 ):  # fmt: skip
-    """The sums of a(u) of the tile at this place and a block of keys; `line` and `powers` are room for a row of it."""
+    """The sums of a(u) of the tile at this place and a block of keys."""
     if value_of(kernel) == SPLINE:
         add_up_spline(tiles, place, keys, dims, reach, form, block)
         return
     if value_of(kernel) == POLYNOMIAL_EXPONENTIAL:
-        add_up_polynomial(tiles, place, keys, dims, reach, form, line, powers, block)
+        add_up_polynomial(tiles, place, keys, dims, reach, form, block)
         return
     if value_of(kernel) != ADD_LAPLACE:
         add_up(kernel, tiles, place, keys, dims, reach, block)
@@ -109,7 +117,7 @@ def fill(
         add_up_exponentials(tiles, place, keys, far, rate, block)
 
 
-@compiled
+@inlined
 def bring_norms(row, start, rows):
     """Those of a tile's queries, if the kernel has them."""
     if row.shape[0]:
@@ -117,7 +125,7 @@ def bring_norms(row, start, rows):
             put(rows, i, row[min(start + i, row.shape[0] - 1)])
 
 
-@compiled
+@inlined
 def set_limits(start, stop, first, columns, causal, each, limits):
     """How many keys of the block from `first` on the queries of a tile see; returns the most and the fewest.
 

@@ -4,10 +4,11 @@ Its numbers are a `form`, flat: of a spline with J nodes these, and anchors, val
 `p(|v|) e^(-|v|)` the coefficients of `p`, and those of `p' - p`.
 """
 
-from ...cpu.compiled import compiled, inlined
+from ...cpu.compiled import inlined
 from ...cpu.exponential import exp
-from ...cpu.simd import Constant, at, from_zero, load, positive, put, splat, store, zeros
-from .cpu_pairs import KEYS, QUERIES
+from ...cpu.simd import Constant, absolute, at, from_zero, load, positive, signed, smaller, splat, spread, store, zeros
+from .cpu_pairs import KEY_LANES, KEYS, QUERIES
+from .cpu_pairs import WIDTH as KEY_WIDTH
 
 WIDTH = 16
 LANES = Constant(WIDTH)
@@ -50,7 +51,7 @@ def _of_spline(part):
 _values, _slopes = _of_spline(_value), _of_spline(_slope)
 
 
-@compiled
+@inlined
 def add_up_spline(tiles, place, keys, dims, bandwidth, form, block):
     """`block (QUERIES, KEYS)`: the sums for the tile `(D, QUERIES)` at this place and `keys (D, KEYS)`."""
     tau = splat(bandwidth, LANES)
@@ -63,33 +64,31 @@ def add_up_spline(tiles, place, keys, dims, bandwidth, form, block):
             store(block, i * KEYS + first, total)
 
 
-@compiled
-def add_up_polynomial(tiles, place, keys, dims, bandwidth, form, line, powers, block):
-    """The same of a polynomial exponential; `line` and `powers` are room for a number of every key."""
-    block[:] = 0.0
-    farthest = type(bandwidth)(FARTHEST)
-    for d in range(dims):
-        for i in range(QUERIES):
-            query = at(tiles, place + 4 * d + i)
-            for n in range(KEYS):
-                put(line, n, min(abs(query - at(keys, d * KEYS + n)) / bandwidth, farthest))
-            _polynomial(form, 0, line, KEYS, powers)
-            for n in range(KEYS):
-                put(block, i * KEYS + n, at(block, i * KEYS + n) + at(powers, n) * exp(-at(line, n)))
+@inlined
+def add_up_polynomial(tiles, place, keys, dims, bandwidth, form, block):
+    """The same of a polynomial exponential."""
+    tau = splat(bandwidth, KEY_LANES)
+    for i in range(QUERIES):
+        for first in range(0, KEYS, KEY_WIDTH):
+            total = zeros(block, KEY_LANES)
+            for d in range(dims):
+                distance = splat(at(tiles, place + 4 * d + i), KEY_LANES) - load(keys, d * KEYS + first, KEY_LANES)
+                total = total + _decayed(form, 0, absolute(distance) / tau)
+            store(block, i * KEYS + first, total)
 
 
-@compiled
-def _polynomial(form, start, line, count, out):
-    """The values at the first numbers of a line, of that whose coefficients begin there."""
-    for n in range(count):
-        put(out, n, type(at(form, 0))(0.0))
+@inlined
+def _decayed(form, start, spot):
+    """`p(x) e^-x` at some places, the coefficients of p from `start` on."""
+    real = type(at(form, 0))
+    spot = smaller(spot, spread(real(FARTHEST), spot))
+    value = nothing = spread(real(0.0), spot)
     for k in range(form.shape[0] // 2 - 1, -1, -1):
-        coefficient = at(form, start + k)
-        for n in range(count):
-            put(out, n, at(out, n) * at(line, n) + coefficient)
+        value = value * spot + spread(at(form, start + k), spot)
+    return value * exp(nothing - spot)
 
 
-@compiled
+@inlined
 def add_spline_slopes(query, key, start, stop, first, count, bandwidth, form, block, by_query, by_block):
     """Add what a tile of queries and a block of keys give each other; the numbers of pairs are `-w`, over tau.
 
@@ -111,22 +110,20 @@ def add_spline_slopes(query, key, start, stop, first, count, bandwidth, form, bl
             store(out, place, total)
 
 
-@compiled
-def add_polynomial_slopes(
-    query, key, start, stop, first, count, bandwidth, form, line, powers, block, by_query, by_block
-):  # fmt: skip
-    """The same of a polynomial exponential; `line` and `powers` are room for a number of every dimension."""
+@inlined
+def add_polynomial_slopes(query, key, start, stop, first, count, bandwidth, form, block, by_query, by_block):
+    """The same of a polynomial exponential."""
     dims = query.shape[1]
-    farthest = type(bandwidth)(FARTHEST)
+    queries, keys, out = query.reshape(query.size), key.reshape(key.size), by_query.reshape(by_query.size)
+    tau = splat(bandwidth, LANES)
     for i in range(min(QUERIES, stop - start)):
-        for n in range(count):
-            weight = at(block, i * KEYS + n)
-            for d in range(dims):
-                put(line, d, min(abs(query[start + i, d] - key[first + n, d]) / bandwidth, farthest))
-            _polynomial(form, form.shape[0] // 2, line, dims, powers)
-            for d in range(dims):
-                distance = query[start + i, d] - key[first + n, d]
-                part = weight * at(powers, d) * exp(-at(line, d))
-                part = part if distance > 0 else (-part if distance < 0 else distance)
-                by_query[start + i, d] -= part
-                put(by_block, n * dims + d, at(by_block, n * dims + d) + part)
+        for d in range(0, dims, WIDTH):
+            place = (start + i) * dims + d
+            own, total = load(queries, place, LANES), load(out, place, LANES)
+            for n in range(count):
+                distance = own - load(keys, (first + n) * dims + d, LANES)
+                slope = _decayed(form, form.shape[0] // 2, absolute(distance) / tau)
+                part = signed(distance, splat(at(block, i * KEYS + n), LANES) * slope)
+                total = total - part
+                store(by_block, n * dims + d, load(by_block, n * dims + d, LANES) + part)
+            store(out, place, total)

@@ -19,8 +19,9 @@ would overflow, there is an exponential for every pair.
 
 import numpy as np
 
-from ...cpu.compiled import compiled, inlined
+from ...cpu.compiled import inlined
 from ...cpu.exponential import exp
+from ...cpu.memory import empty, zeroed
 from ...cpu.simd import (
     Constant,
     absolute,
@@ -29,11 +30,14 @@ from ...cpu.simd import (
     larger,
     load,
     multiply_add,
+    narrow,
+    positive,
     put,
     smaller,
     splat,
     store,
     value_of,
+    widen,
     zeros,
 )
 
@@ -47,11 +51,13 @@ ALL = Constant(KEYS)
 # lanes of a vector: keys, or channels
 WIDTH = 32
 KEY_LANES = Constant(WIDTH)
+# dimensions whose powers are made together
+SOME = Constant(16)
 # e-folds between the outermost points up to which exponentials are products: the middle is half as far from each
 REACH = 80.0
 
 
-@compiled
+@inlined
 def transpose(points, start, count, room):
     """`room (D, KEYS)`: rows `start ... start + count - 1` of `points (N, D)`, zeros for those that are missing."""
     dims = points.shape[1]
@@ -62,11 +68,11 @@ def transpose(points, start, count, room):
             put(room, d * KEYS + n, points.dtype.type(0.0))
 
 
-@compiled
+@inlined
 def tiles_of(points):
     """Rows `(M, D)` in tiles `(D, QUERIES)`, flat; the last row stands in for those that are missing."""
     count, dims = points.shape
-    tiles = np.empty(-(-count // QUERIES) * QUERIES * dims, points.dtype)
+    tiles = empty(-(-count // QUERIES) * QUERIES * dims, points)
     for m in range(0, count, QUERIES):
         for i in range(QUERIES):
             row = points[min(m + i, count - 1)]
@@ -75,7 +81,7 @@ def tiles_of(points):
     return tiles
 
 
-@compiled
+@inlined
 def extremes(points, low, high):
     """Widen `low (D,)` and `high (D,)` to hold all of `points (N, D)`."""
     for n in range(points.shape[0]):
@@ -84,11 +90,11 @@ def extremes(points, low, high):
             high[d] = max(high[d], points[n, d])
 
 
-@compiled
+@inlined
 def norms_of(kernel, points):
     """Those of `points (N, D)` that the kernel adds, `(N,)`; none where it adds none."""
     number = value_of(kernel)
-    norms = np.zeros(points.shape[0] if number in (ADD_RIESZ, RIESZ) else 0, points.dtype)
+    norms = zeroed(points.shape[0] if number in (ADD_RIESZ, RIESZ) else 0, points)
     for n in range(norms.shape[0]):
         total = points.dtype.type(0.0)
         # one after the other, as distances are summed: what is left of their difference has fewer digits otherwise
@@ -98,7 +104,7 @@ def norms_of(kernel, points):
     return norms
 
 
-@compiled
+@inlined
 def add_norm_slopes(kernel, points, norms, by_norm, rate, out):
     """Add the gradient by `points (N, D)` from that by their norms, which are taken over the bandwidth."""
     for n in range(norms.shape[0]):
@@ -110,21 +116,31 @@ def add_norm_slopes(kernel, points, norms, by_norm, rate, out):
                 out[n, d] += factor * (points[n, d] / norms[n])
 
 
-@compiled
-def powers(points, middle, rate, far):
-    """`(2, N, D)`: `e^(x - o)` and `e^(o - x)`, in units of the bandwidth, of `points (N, D)`; zeros if `far (D,)`."""
+@inlined
+def powers(points, middle, rate, apart):
+    """`(2, N, D)`: `e^(x - o)` and `e^(o - x)` of `points (N, D)`, in units of the bandwidth; zeros if `apart (D,)`."""
     real = points.dtype.type
     count, dims = points.shape
-    made = np.zeros((2, count, dims), points.dtype)
+    made = empty((2, count, dims), points)
+    flat, rising, falling = points.reshape(points.size), made[0].reshape(points.size), made[1].reshape(points.size)
+    one, width = splat(real(1.0), SOME), value_of(SOME)
+    whole = dims // width * width
     for n in range(count):
-        for d in range(dims):
+        for d in range(0, whole, width):
+            far = load(apart, d, SOME)
             # in two parts: the exponent, rounded, would cost as many digits as it is large
-            exponent = 0.0 if far[d] else (np.float64(points[n, d]) - middle[d]) * rate
+            exponent = (widen(load(flat, n * dims + d, SOME)) - load(middle, d, SOME)) * splat(rate, SOME)
+            exponent = positive(widen(far), splat(0.0, SOME), exponent)
+            near = narrow(exponent, points)
+            rest = narrow(exponent - widen(near), points)
+            store(rising, n * dims + d, (one - far) * exp(near) * (one + rest))
+            store(falling, n * dims + d, (one - far) * exp(zeros(points, SOME) - near) * (one - rest))
+        for d in range(whole, dims):
+            exponent = 0.0 if apart[d] else (np.float64(points[n, d]) - middle[d]) * rate
             near = real(exponent)
             rest = real(exponent - np.float64(near))
-            left = real(0.0 if far[d] else 1.0)
-            made[0, n, d] = left * exp(near) * (real(1.0) + rest)
-            made[1, n, d] = left * exp(-near) * (real(1.0) - rest)
+            made[0, n, d] = (real(1.0) - apart[d]) * exp(near) * (real(1.0) + rest)
+            made[1, n, d] = (real(1.0) - apart[d]) * exp(-near) * (real(1.0) - rest)
     return made
 
 
@@ -147,7 +163,7 @@ def _add_power(rising, falling, keys_rising, keys_falling, total):
     return total + smaller(below, above)
 
 
-@compiled
+@inlined
 def add_up(kernel, tiles, place, keys, dims, reach, block):
     """`block (QUERIES, KEYS)`: the sums of a(u) for the tile `(D, QUERIES)` at this place and `keys (D, KEYS)`."""
     for first in range(0, KEYS, WIDTH):
@@ -164,7 +180,7 @@ def add_up(kernel, tiles, place, keys, dims, reach, block):
         store(block, 3 * KEYS + first, total3)
 
 
-@compiled
+@inlined
 def add_up_powers(rising, falling, place, keys_rising, keys_falling, dims, block):
     """The same sums of `exp(-|u| / tau)`, from the powers of queries and of keys."""
     for first in range(0, KEYS, WIDTH):
@@ -181,17 +197,19 @@ def add_up_powers(rising, falling, place, keys_rising, keys_falling, dims, block
         store(block, 3 * KEYS + first, total3)
 
 
-@compiled
+@inlined
 def add_up_exponentials(tiles, place, keys, far, rate, block):
     """Add the same of the `far` dimensions, with an exponential for every pair."""
     for d in far:
         for i in range(QUERIES):
-            for n in range(KEYS):
-                distance = abs(at(tiles, place + 4 * d + i) - at(keys, d * KEYS + n))
-                put(block, i * KEYS + n, at(block, i * KEYS + n) + exp(-distance * rate))
+            query = splat(at(tiles, place + 4 * d + i), KEY_LANES)
+            for first in range(0, KEYS, WIDTH):
+                distance = absolute(query - load(keys, d * KEYS + first, KEY_LANES))
+                total = load(block, i * KEYS + first, KEY_LANES) + exp(distance * splat(-rate, KEY_LANES))
+                store(block, i * KEYS + first, total)
 
 
-@compiled
+@inlined
 def multiply(tiles, place, rows, channels, block):
     """`block (QUERIES, KEYS)`: inner products of the tile `(C, QUERIES)` at this place and `rows (C, KEYS)`."""
     for first in range(0, KEYS, WIDTH):
@@ -208,7 +226,7 @@ def multiply(tiles, place, rows, channels, block):
         store(block, 3 * KEYS + first, total3)
 
 
-@compiled
+@inlined
 def finish(kernel, block, rate, constant, rows, columns):
     """Make sums of a(u) what is said above, but for exponentials of them; rows and columns are the norms."""
     number = value_of(kernel)
@@ -229,7 +247,7 @@ def finish(kernel, block, rate, constant, rows, columns):
             put(block, i * KEYS + n, entry)
 
 
-@compiled
+@inlined
 def hide(block, limits, weights, nothing):
     """Put `nothing` where a query does not see a key: from the `limits (QUERIES,)` on, and without weight."""
     for i in range(QUERIES):
@@ -239,15 +257,17 @@ def hide(block, limits, weights, nothing):
             put(block, i * KEYS + n, nothing)
 
 
-@compiled
+@inlined
 def total_of(block, i):
     """The sum of the numbers of one query, always in the same order."""
     return inner(load(block, i * KEYS, ALL), splat(block.dtype.type(1.0), ALL))
 
 
-@compiled
+@inlined
 def exponentials(block, i, most):
     """Those of the numbers of one query, divided by `e^most`; zero where there are none."""
-    for n in range(KEYS):
-        entry = at(block, i * KEYS + n)
-        put(block, i * KEYS + n, exp(entry - most) if entry > -np.inf else block.dtype.type(0.0))
+    for first in range(i * KEYS, (i + 1) * KEYS, WIDTH):
+        entry = load(block, first, KEY_LANES)
+        # what is minus infinity stays below zero, or is no number
+        there = entry + splat(block.dtype.type(np.inf), KEY_LANES)
+        store(block, first, positive(there, exp(entry - splat(most, KEY_LANES)), zeros(block, KEY_LANES)))

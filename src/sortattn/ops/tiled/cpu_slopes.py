@@ -12,14 +12,15 @@ dimensions here.
 
 import numpy as np
 
-from ...cpu.compiled import compiled, digest, entry, inlined
+from ...cpu.compiled import digest, entry, inlined
 from ...cpu.exponential import exp
+from ...cpu.memory import empty, zeroed
 from ...cpu.simd import (
     Constant,
     absolute,
-    aligned,
     at,
     heaviside,
+    inner,
     load,
     multiply_add,
     put,
@@ -80,7 +81,7 @@ def _slope(kernel, query, rising, falling, key, key_rising, key_falling, reach, 
     return signed(distance, pull)
 
 
-@compiled
+@inlined
 def _add_slopes(
     kernel, query, key, of_queries, of_keys, start, stop, first, count, reach, block, by_query, by_block
 ):  # fmt: skip
@@ -128,22 +129,29 @@ def _add_slopes(
         store(out, place0, load(out, place0, DIM_LANES) + total0)
 
 
-@compiled
-def _add_exponential_slopes(query, key, far, start, stop, first, count, rate, block, by_query, by_block):
-    """The same in the `far` dimensions, with an exponential for every pair."""
+@inlined
+def _add_exponential_slopes(query, key, apart, start, stop, first, count, rate, block, by_query, by_block):
+    """The same in dimensions that are `apart`, with an exponential for every pair."""
     dims = query.shape[1]
-    for i in range(min(QUERIES, stop - start)):
-        for n in range(count):
-            weight = at(block, i * KEYS + n)
-            for d in far:
-                distance = query[start + i, d] - key[first + n, d]
-                part = weight * exp(-abs(distance) * rate)
-                part = part if distance > 0 else (-part if distance < 0 else distance)
-                by_query[start + i, d] += part
-                put(by_block, n * dims + d, at(by_block, n * dims + d) - part)
+    queries, keys, out = query.reshape(query.size), key.reshape(key.size), by_query.reshape(by_query.size)
+    for d in range(0, dims, DIMS):
+        far = load(apart, d, DIM_LANES)
+        if inner(far, far) == 0.0:
+            continue
+        for i in range(min(QUERIES, stop - start)):
+            place = (start + i) * dims + d
+            own, total = load(queries, place, DIM_LANES), load(out, place, DIM_LANES)
+            for n in range(count):
+                near = n * dims + d
+                distance = own - load(keys, (first + n) * dims + d, DIM_LANES)
+                pull = splat(at(block, i * KEYS + n), DIM_LANES) * exp(absolute(distance) * splat(-rate, DIM_LANES))
+                part = signed(distance, pull * far)
+                total = total + part
+                store(by_block, near, load(by_block, near, DIM_LANES) - part)
+            store(out, place, total)
 
 
-@compiled
+@inlined
 def _spread(lanes, block, grad, start, stop, count, by_block):
     """Add the rows of a tile of `grad (M, C)` to those of a block of keys, each times the number of the pair."""
     width, channels = value_of(lanes), grad.shape[1]
@@ -162,7 +170,7 @@ def _spread(lanes, block, grad, start, stop, count, by_block):
             store(by_block, spot, multiply_add(at(block, 3 * KEYS + n), row3, total))
 
 
-@compiled
+@inlined
 def _fold(by_block, start, count, out):
     """Add the first rows of a block, flat, to those of `out` from `start` on, and begin it anew."""
     width = out.shape[1]
@@ -172,7 +180,7 @@ def _fold(by_block, start, count, out):
     by_block[:] = 0.0
 
 
-@compiled
+@inlined
 def _weigh(kernel, block, pairs, products, rate):
     """Make the `products` what slopes are multiplied with; `pairs` are the sums of a(u), and the `block` Phi."""
     number = value_of(kernel)
@@ -188,7 +196,7 @@ def _weigh(kernel, block, pairs, products, rate):
         put(products, place, weight)
 
 
-@compiled
+@inlined
 def _add_by_norms(products, start, stop, first, count, by_row, by_column):
     """Add the gradients by the norms of queries and keys."""
     for i in range(min(QUERIES, stop - start)):
@@ -197,14 +205,17 @@ def _add_by_norms(products, start, stop, first, count, by_row, by_column):
             by_column[first + n] += at(products, i * KEYS + n)
 
 
-@compiled
+@inlined
 def _through_quotient(grad, outputs, total):
     """The gradients by sums `(M, C)` and their total `(M,)` from that by `outputs`, the quotient if there is one."""
-    by_sums, by_total = grad.copy(), np.zeros_like(total)
+    # of sums themselves there are no outputs
+    by_sums, by_total = grad, zeroed(total.shape[0], total)
+    if outputs.shape[0]:
+        by_sums = empty(grad.shape, grad)
     for m in range(outputs.shape[0]):
         # as in `normalise.reciprocal`
-        empty = abs(total[m]) < np.finfo(total.dtype).tiny
-        inverse = total.dtype.type(0.0) if empty else total.dtype.type(1.0) / total[m]
+        vanishes = abs(total[m]) < np.finfo(total.dtype).tiny
+        inverse = total.dtype.type(0.0) if vanishes else total.dtype.type(1.0) / total[m]
         product = 0.0
         for c in range(grad.shape[1]):
             product += np.float64(grad[m, c]) * np.float64(outputs[m, c])
@@ -214,7 +225,7 @@ def _through_quotient(grad, outputs, total):
     return by_sums, by_total
 
 
-@compiled
+@inlined
 def _differentiate_head(
     kernel, lanes, dims, grad, outputs, total, shift, query, key, value, weight, bandwidth, constant, form, causal,
     each, columns, start, by_query, by_key, by_value,
@@ -225,17 +236,16 @@ def _differentiate_head(
     room = make_room(width, query)
     keys, keys_rising, keys_falling, norms, weights, lines, limits, block = room
     points = make_points(kernel, query, key, 1.0 / bandwidth)
-    tiles, rising, falling, of_queries, of_keys, far, row, column = points
+    tiles, rising, falling, of_queries, of_keys, far, apart, row, column = points
     grad, grad_total = _through_quotient(grad, outputs, total)
     # of many pairs, which do not cancel
-    by_row, by_column = np.zeros(rows, np.float64), np.zeros(count_keys, np.float64)
+    by_row, by_column = zeroed(rows, np.float64), zeroed(count_keys, np.float64)
     constant = query.dtype.type(constant)
     reach, rate = query.dtype.type(bandwidth), query.dtype.type(1.0 / bandwidth)
     nothing = query.dtype.type(-np.inf if value_of(kernel) in LIFTED else 0.0)
-    values, grads = aligned(channels * KEYS, query), tiles_of(grad)
-    pairs, products = aligned(QUERIES * KEYS, query), aligned(QUERIES * KEYS, query)
-    line, powers = aligned(max(width, KEYS), query), aligned(max(width, KEYS), query)
-    by_points, by_rows = aligned(width * KEYS, query), aligned(channels * KEYS, query)
+    values, grads = zeroed(channels * KEYS, query), tiles_of(grad)
+    pairs, products = zeroed(QUERIES * KEYS, query), zeroed(QUERIES * KEYS, query)
+    by_points, by_rows = zeroed(width * KEYS, query), zeroed(channels * KEYS, query)
     by_query[:] = 0.0
     by_key[:] = 0.0
     by_value[:] = 0.0
@@ -254,10 +264,11 @@ def _differentiate_head(
                 transpose(value, first, count, values)
             fill(
                 kernel, tiles, rising, falling, far, m * width, keys, keys_rising, keys_falling, dims, reach, rate,
-                form, line, powers, block,
+                form, block,
             )  # fmt: skip
             if value_of(kernel) == RIESZ:
-                pairs[:] = block
+                for i in range(block.shape[0]):
+                    pairs[i] = block[i]
             bring_norms(row, m, lines)
             finish(kernel, block, rate, constant, lines, norms)
             multiply(grads, m * channels, values, channels, products)
@@ -281,7 +292,7 @@ def _differentiate_head(
                 add_spline_slopes(query, key, m, rows, first, most, reach, form, products, by_query, by_points)
             elif value_of(kernel) == POLYNOMIAL_EXPONENTIAL:
                 add_polynomial_slopes(
-                    query, key, m, rows, first, most, reach, form, line, powers, products, by_query, by_points
+                    query, key, m, rows, first, most, reach, form, products, by_query, by_points
                 )  # fmt: skip
             else:
                 _add_slopes(
@@ -289,7 +300,7 @@ def _differentiate_head(
                 )  # fmt: skip
             if value_of(kernel) == ADD_LAPLACE and far.shape[0]:
                 _add_exponential_slopes(
-                    query, key, far, m, rows, first, most, rate, products, by_query, by_points
+                    query, key, apart, m, rows, first, most, rate, products, by_query, by_points
                 )  # fmt: skip
             pending += 1
             if pending == FOLD:

@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from ...cpu.compiled import compiled, digest, entry
+from ...cpu.compiled import digest, entry, inlined
 from ...cpu.exponential import exp
-from ...cpu.simd import aligned, at, load, multiply_add, store, value_of, zeros
+from ...cpu.simd import at, load, multiply_add, store, value_of, zeros
 from .cpu_blocks import bring_keys, bring_norms, fill, make_points, make_room, set_limits
 from .cpu_pairs import KEYS, LIFTED, QUERIES, exponentials, finish, hide, total_of
 
 
-@compiled
+@inlined
 def _lift(block, start, stop, shift, total, sums):
     """Exponentials of a tile's numbers, beside the largest that each query has seen so far."""
     for i in range(min(QUERIES, stop - start)):
@@ -27,7 +27,7 @@ def _lift(block, start, stop, shift, total, sums):
         exponentials(block, i, most)
 
 
-@compiled
+@inlined
 def _add_rows(lanes, block, count, rows, place, channels, flat, where, stop):
     """Add the first `count` rows of a block to those of a tile, each times the number of the pair.
 
@@ -52,7 +52,7 @@ def _add_rows(lanes, block, count, rows, place, channels, flat, where, stop):
             store(flat, spot + 3 * channels, load(flat, spot + 3 * channels, lanes) + total3)
 
 
-@compiled
+@inlined
 def _sum_head(
     kernel, lanes, query, key, value, weight, bandwidth, constant, form, causal, each, start, stop, sums, total,
     shift,
@@ -62,10 +62,9 @@ def _sum_head(
     room = make_room(dims, query)
     keys, keys_rising, keys_falling, norms, weights, rows, limits, block = room
     points = make_points(kernel, query[start:stop], key, 1.0 / bandwidth)
-    tiles, rising, falling, _, _, far, row, _ = points
+    tiles, rising, falling, _, _, far, _, row, _ = points
     reach, rate = query.dtype.type(bandwidth), query.dtype.type(1.0 / bandwidth)
     constant = query.dtype.type(constant)
-    line, powers = aligned(KEYS, query), aligned(KEYS, query)
     values, out = value.reshape(value.size), sums.reshape(sums.size)
     channels = value.shape[1]
     lifted = shift.shape[0] > 0
@@ -83,7 +82,7 @@ def _sum_head(
             place = (m - start) * dims
             fill(
                 kernel, tiles, rising, falling, far, place, keys, keys_rising, keys_falling, dims, reach, rate, form,
-                line, powers, block,
+                block,
             )  # fmt: skip
             bring_norms(row, m - start, rows)
             finish(kernel, block, rate, constant, rows, norms)
