@@ -1,6 +1,7 @@
 """The kinds of numbers that commands take."""
 
 import argparse
+from pathlib import Path
 
 
 def count(text: str) -> int:
@@ -8,6 +9,13 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
     return int(text)
+
+
+def file_name(text: str) -> str:
+    """That of a file, which folders are no part of."""
+    if not text or Path(text).name != text:
+        raise argparse.ArgumentTypeError(f"expected the name of a file, got {text!r}; --out names the folder")
+    return text
 
 
 def seconds(text: str) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ._version import __version__
-from .arguments import count, seconds
+from .arguments import count, file_name, seconds
 from .errors import CommandError
 from .experiments.commands import add_commands
 from .experiments.text.options import add_text
@@ -191,7 +191,7 @@ def _add_bench(commands) -> None:
     how.add_argument("--no-memory", dest="memory", action="store_false", help="time only; memory takes a while")
     where = bench.add_argument_group("where it goes")
     where.add_argument("--out", type=Path, default=Path("sortattn-bench"), help="folder, default: %(default)s")
-    where.add_argument("--name", help="of the files: NAME.csv and NAME.png, default: bench")
+    where.add_argument("--name", type=file_name, help="of the files: NAME.csv and NAME.png, default: bench")
     where.add_argument("--fresh", action="store_true", help="replace the file instead of continuing it")
     bench.set_defaults(work=_bench)
 
@@ -222,7 +222,7 @@ def _add_grid(commands) -> None:
     )
     grid.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     grid.add_argument("--out", type=Path, default=Path("sortattn-grid"), help="folder, default: %(default)s")
-    grid.add_argument("--name", default="grid", help="of the file: NAME.csv, default: %(default)s")
+    grid.add_argument("--name", type=file_name, default="grid", help="of the file: NAME.csv, default: %(default)s")
     grid.set_defaults(work=_grid)
 
 

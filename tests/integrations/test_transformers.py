@@ -305,9 +305,18 @@ def test_converting_keeps_the_backend_that_was_registered():
         tiny.output(model, tiny.inputs("llama"))
 
 
+def test_a_registered_grid_has_its_nodes():
+    model, given = converted("vit", "add_laplace"), tiny.inputs("vit")
+    exact = tiny.output(model, given)
+    for nodes, least, most in ((8, 1e-2, 1e-1), (128, 0, 1e-5)):
+        sortattn.register(backend=f"grid:{nodes}")
+        assert least <= spread(tiny.output(converted("vit", "add_laplace"), given), exact) < most
+
+
 def test_unknown_backends_are_refused():
-    with pytest.raises(ValueError, match="unknown backend 'fast', expected one of auto"):
-        sortattn.register(backend="fast")
+    for name in ("fast", "tiled:3", "grid:"):
+        with pytest.raises(ValueError, match=f"unknown backend '{name}', expected one of auto"):
+            sortattn.register(backend=name)
 
 
 def test_sliding_windows_are_refused():

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..arguments import count, rate, seconds
+from ..arguments import count, file_name, rate, seconds
 from ..kernels import KERNELS
 from ..table import STYLES
 
@@ -142,7 +142,9 @@ def _add_report(commands) -> None:
         help="results files or folders of them, default: benchmarks/results and what the commands left here",
     )
     command.add_argument("--out", type=Path, default=Path("sortattn-report"), help="folder, default: %(default)s")
-    command.add_argument("--name", default="report", help="of the file: NAME.html, default: %(default)s")
+    command.add_argument(
+        "--name", type=file_name, default="report", help="of the file: NAME.html, default: %(default)s"
+    )
     command.set_defaults(work=_report)
 
 
@@ -155,6 +157,8 @@ def _training_options(command, name: str, usual: Mapping[str, object]) -> None:
     )
     folder = Path(f"sortattn-{name}")
     command.add_argument("--out", type=Path, default=folder, help="folder, default: %(default)s")
-    command.add_argument("--name", default=name, help="of the files: NAME.csv and NAME.png, default: %(default)s")
+    command.add_argument(
+        "--name", type=file_name, default=name, help="of the files: NAME.csv and NAME.png, default: %(default)s"
+    )
     command.add_argument("--fresh", action="store_true", help="replace the file instead of continuing it")
     command.add_argument("--smoke", action="store_true", help="sizes that take seconds where none are given")

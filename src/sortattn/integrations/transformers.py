@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..attention import kernel_attention
-from ..choose import NAMES
+from ..choose import named
 from ..kernels import KERNELS
 from .bandwidths import PREFIX, attach_while_building, bandwidth_of
 
@@ -45,8 +45,8 @@ def register(backend: str | None = None) -> None:
     model's own softmax.
     """
     global _backend
-    if backend is not None and backend not in NAMES:
-        raise ValueError(f"unknown backend {backend!r}, expected one of {', '.join(NAMES)}")
+    if backend not in (None, "auto"):
+        named(backend)
     interface, masks = interfaces()
     _backend = backend or _backend
     for kernel in KERNELS:
