@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-import torch  # noqa: F401  # with its threads before those of others
 from numba import njit
 
 from sortattn.cpu.compiled import compiled

@@ -6,6 +6,8 @@ from numba.core.imputils import impl_ret_borrowed, impl_ret_new_ref
 from numba.extending import intrinsic
 from numba.np.arrayobj import populate_array
 
+from .compiled import inlined
+
 # bytes, which vectors that begin there do not straddle
 _LINE = 64
 
@@ -63,3 +65,11 @@ def seen_as(typing, array, kind):
 
 empty = _maker("entries that are still to be written", cleared=False)
 zeroed = _maker("zeros", cleared=True)
+
+
+@inlined
+def ones(count, like):
+    """So many ones of the type of `like`."""
+    made = empty(count, like)
+    made[:] = 1.0
+    return made

@@ -1,7 +1,6 @@
 """Functions that are parts of others: compiled with each of these, and never by themselves.
 
-Numba optimizes every function, makes machine code of it, and does both again in every caller that it is linked into: a
-call that needs a hundred functions took a third longer for that.
+Numba optimizes every function, makes machine code of it, and does both again in every caller that it is linked into.
 """
 
 from numba.core.codegen import JITCodeLibrary

@@ -3,9 +3,9 @@
 import numpy as np
 
 from ...cpu.compiled import compiled, digest, entry
-from ...cpu.memory import empty, zeroed
+from ...cpu.memory import empty, ones, zeroed
 from ...cpu.simd import SPARE, at, put, value_of
-from .events import make_events, ones
+from .events import make_events
 from .halves import begin_half, make_halves, sum_positive, sum_rows, zeros_of
 from .moments import make_sums
 from .plan import Decays, Plan, fill_decays, make_plan, plan_groups, plan_tiles

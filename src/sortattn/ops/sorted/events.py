@@ -9,7 +9,7 @@ from collections import namedtuple
 import numpy as np
 
 from ...cpu.compiled import inlined
-from ...cpu.memory import empty, zeroed
+from ...cpu.memory import ones, zeroed
 from ...cpu.simd import (
     BATCH,
     FOUR,
@@ -35,14 +35,6 @@ FOLD = 128
 # near sources: their indices, and weights for each target of a group of four, `near[4 * event + target]`; far sources
 # alike, with a weight for each row of the sums, `far[row * stride + event]`; `own` is room for their exponentials
 Events = namedtuple("Events", "near_indices near far_indices far own stride")
-
-
-@inlined
-def ones(count, like):
-    """So many ones of the type of `like`."""
-    made = empty(count, like)
-    made[:] = 1.0
-    return made
 
 
 @inlined
